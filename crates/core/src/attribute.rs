@@ -1,0 +1,235 @@
+//! Whose joules: splits measured energy over the exchanges in flight. All shares + idle = total, always.
+//!
+//! Time is cut where an exchange is sent, sees its first token or ends. The energy of each piece goes in equal parts to those
+//! in flight, to `prefill` before their first token and to `decode` after it; a piece with nobody in flight is idle.
+
+use crate::estimate::{Estimate, Method};
+use crate::exchange::Exchange;
+use crate::time::{Span, Stamp};
+use crate::units::Joules;
+use serde::{Deserialize, Serialize};
+
+/// One exchange's part of the energy.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Share {
+    /// While it waited to be sent; a client's queue draws nothing from the server, so this is 0 unless the engine says more.
+    pub queue: Joules,
+    /// Until its first token.
+    pub prefill: Joules,
+    /// After its first token.
+    pub decode: Joules,
+    /// Its part of what the engine spends whoever is in flight; 0 until calibrated weights tell it apart.
+    pub shared: Joules,
+    /// Half-width of the 95 % interval of the total.
+    pub bound: Joules,
+    /// How the energy was got.
+    pub method: Method,
+    /// Part of its time that readings covered.
+    pub coverage: f64,
+}
+
+impl Share {
+    /// All phases.
+    pub fn total(&self) -> Joules {
+        self.queue + self.prefill + self.decode + self.shared
+    }
+}
+
+/// The split of one window.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Split {
+    /// One per exchange, in their order; `None` where no sensor covered any of its time.
+    pub shares: Vec<Option<Share>>,
+    /// Drawn while nobody was in flight.
+    pub idle: Joules,
+}
+
+/// Splits the energy of `window` over `exchanges`. `energy` answers for any span and must be additive
+/// ([`crate::Timeline`] is); exchanges count only as far as they lie inside the window.
+pub fn split(
+    window: Span,
+    exchanges: &[Exchange],
+    energy: impl Fn(Span) -> Option<Estimate<Joules>>,
+) -> Split {
+    let mut cuts = vec![window.start(), window.end()];
+    for e in exchanges {
+        cuts.extend([Some(e.sent), e.first_token, Some(e.done)].into_iter().flatten());
+    }
+    cuts.retain(|c| window.start() <= *c && *c <= window.end());
+    cuts.sort_unstable();
+    cuts.dedup();
+
+    let mut idle = Joules::ZERO;
+    let mut phases = vec![(Joules::ZERO, Joules::ZERO); exchanges.len()];
+    for pair in cuts.windows(2) {
+        let piece = Span::new(pair[0], pair[1]);
+        let Some(joules) = energy(piece).map(|e| e.value()) else { continue };
+        let active: Vec<usize> =
+            (0..exchanges.len()).filter(|i| exchanges[*i].span().contains(piece.start())).collect();
+        if active.is_empty() {
+            idle += joules;
+        }
+        for i in &active {
+            let part = joules / active.len() as f64;
+            if exchanges[*i].first_token.is_some_and(|t| t <= piece.start()) {
+                phases[*i].1 += part;
+            } else {
+                phases[*i].0 += part;
+            }
+        }
+    }
+
+    let shares = exchanges.iter().zip(phases).map(|(exchange, (prefill, decode))| {
+        let own = exchange.span().intersect(window)?;
+        let whole = energy(own)?;
+        let total = prefill + decode;
+        // The bound of its whole span, in proportion to the part that is its own.
+        let part = if whole.value().get() > 0.0 { total / whole.value() } else { 1.0 };
+        Some(Share {
+            queue: Joules::ZERO,
+            prefill,
+            decode,
+            shared: Joules::ZERO,
+            bound: whole.bound() * part,
+            method: whole.method(),
+            coverage: whole.coverage(),
+        })
+    });
+    Split { shares: shares.collect(), idle }
+}
+
+/// The running account of one session: what was measured, and how much of it nobody asked for. Kept with every record, so
+/// that a run that was killed still adds up.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Ledger {
+    /// From the first request sent to the end of this record's exchange.
+    #[serde(flatten)]
+    pub span: Span,
+    /// Energy of that span, all sensors of the panel.
+    pub measured: Joules,
+    /// Half-width of its 95 % interval.
+    pub bound: Joules,
+    /// The part of the bound that grows with the energy and does not average out.
+    pub gain: Joules,
+    /// The part drawn with nobody in flight.
+    pub idle: Joules,
+    /// The part billed to exchanges.
+    pub billed: Joules,
+    /// Part of the span that readings covered.
+    pub coverage: f64,
+}
+
+impl Ledger {
+    /// An empty account that starts at `start`.
+    pub fn open(start: Stamp) -> Self {
+        Self {
+            span: Span::new(start, start),
+            measured: Joules::ZERO,
+            bound: Joules::ZERO,
+            gain: Joules::ZERO,
+            idle: Joules::ZERO,
+            billed: Joules::ZERO,
+            coverage: 0.0,
+        }
+    }
+
+    /// Adds a split whose window starts where the ledger's span ends. `piece` is the measured energy of that window and
+    /// `gain` the part of its bound that grows with the energy; the rest of the bound belongs to the window's edges, and a
+    /// span has only two of them however many windows it was measured in.
+    pub fn add(&mut self, window: Span, split: &Split, piece: Option<Estimate<Joules>>, gain: Joules) {
+        let before = self.span.duration();
+        self.span = Span::new(self.span.start(), window.end());
+        self.idle += split.idle;
+        self.billed += split.shares.iter().flatten().map(Share::total).sum();
+        let covered =
+            before.get() * self.coverage + piece.map_or(0.0, |p| p.coverage()) * window.duration().get();
+        if self.span.duration().get() > 0.0 {
+            self.coverage = covered / self.span.duration().get();
+        }
+        if let Some(piece) = piece {
+            self.measured += piece.value();
+            self.gain += gain;
+            self.bound = self.gain + (piece.bound() - gain);
+        }
+    }
+
+    /// What the shares and idle miss of the measured energy, relative to it: 0 to rounding.
+    pub fn residual(&self) -> Option<f64> {
+        (self.measured.get() > 0.0)
+            .then(|| (self.billed + self.idle - self.measured).get() / self.measured.get())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exchange::{Finish, Outcome, Usage};
+    use proptest::prelude::*;
+
+    fn exchange(sent: u64, wait: u64, length: u64) -> Exchange {
+        let first = Stamp::from_nanos(sent + wait.min(length));
+        Exchange {
+            response_id: None,
+            due: Stamp::from_nanos(sent),
+            sent: Stamp::from_nanos(sent),
+            first_token: Some(first),
+            tokens: vec![first],
+            done: Stamp::from_nanos(sent + length),
+            usage: Usage::default(),
+            outcome: Outcome::Ok { finish: Finish::Stop },
+            answer: String::new(),
+            server: None,
+        }
+    }
+
+    /// An additive measurement: power that ramps with time.
+    fn ramp(span: Span) -> Option<Estimate<Joules>> {
+        let (a, b) = (span.start().nanos() as f64, span.end().nanos() as f64);
+        (b > a).then(|| Estimate::new(Joules((b * b - a * a) * 0.5), Joules(1.0), Method::Counter, 1.0))
+    }
+
+    proptest! {
+        #[test]
+        fn no_joule_is_lost(
+            lives in prop::collection::vec((0u64..1000, 0u64..300, 1u64..300), 0..40),
+            from in 0u64..400, length in 1u64..1500,
+        ) {
+            let window = Span::new(Stamp::from_nanos(from), Stamp::from_nanos(from + length));
+            let exchanges: Vec<_> = lives.into_iter().map(|(s, w, l)| exchange(s, w, l)).collect();
+            let split = split(window, &exchanges, ramp);
+            let billed: Joules = split.shares.iter().flatten().map(Share::total).sum();
+            let total = ramp(window).unwrap().value();
+            prop_assert!((billed + split.idle - total).get().abs() <= 1e-9 * total.get());
+            prop_assert!(split.shares.iter().flatten().all(|s| s.prefill.get() >= 0.0 && s.decode.get() >= 0.0));
+        }
+    }
+
+    #[test]
+    fn alone_a_request_pays_for_all_of_its_time_by_phase() {
+        let e = exchange(100, 40, 100);
+        let window = Span::new(Stamp::from_nanos(50), Stamp::from_nanos(250));
+        let split = split(window, &[e], ramp);
+        let share = split.shares[0].unwrap();
+        assert_eq!(share.prefill, Joules((140.0 * 140.0 - 100.0 * 100.0) * 0.5));
+        assert_eq!(share.decode, Joules((200.0 * 200.0 - 140.0 * 140.0) * 0.5));
+        assert_eq!(share.queue + share.shared, Joules::ZERO);
+    }
+
+    #[test]
+    fn two_that_overlap_halve_what_they_share() {
+        let split = split(
+            Span::new(Stamp::from_nanos(0), Stamp::from_nanos(100)),
+            &[exchange(0, 0, 100), exchange(50, 0, 50)],
+            |s| Some(Estimate::new(Joules(s.duration().get() * 1e9), Joules::ZERO, Method::Counter, 1.0)),
+        );
+        let totals: Vec<f64> = split.shares.iter().flatten().map(|s| s.total().get().round()).collect();
+        assert_eq!(totals, [75.0, 25.0]);
+    }
+
+    #[test]
+    fn unknown_energy_is_nobodys_and_not_zero() {
+        let split =
+            split(Span::new(Stamp::from_nanos(0), Stamp::from_nanos(100)), &[exchange(0, 10, 50)], |_| None);
+        assert_eq!(split.shares, vec![None]);
+    }
+}

@@ -1,0 +1,306 @@
+//! Everything one run is asked to do. The same struct is the TOML file, the result of the flags, a suite's cell and `run.json`.
+//!
+//! One name in four places: the key `max_queries` is `max_queries = 10` in `wattle.toml`, `WATTLE_MAX_QUERIES=10` in the
+//! environment, `--max-queries 10` on the command line and `spec.max_queries` in `run.json`.
+
+use crate::registry::{Params, nearest};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Where energy figures may come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Energy {
+    /// Measure with what there is; where there is no sensor at all, a labelled estimate.
+    #[default]
+    Auto,
+    /// Measure or refuse.
+    Measured,
+    /// Go without.
+    None,
+}
+
+/// What one run is asked to do: text and numbers only, no effects.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Spec {
+    /// Which client asks: `embedded`, `openai` …
+    pub client: String,
+    /// Where the model server is, for clients that need one.
+    pub url: Option<String>,
+    /// The model: a built-in name, a path to a GGUF file, or the name its server knows.
+    pub model: String,
+    /// Options of the client.
+    pub client_param: Params,
+    /// Which dataset is asked.
+    pub dataset: String,
+    /// Options of the dataset.
+    pub dataset_param: Params,
+    /// At most this many queries; by default what the dataset suggests, else all of it.
+    pub max_queries: Option<u64>,
+    /// How answers are scored; by default as the dataset suggests.
+    pub scorer: Option<String>,
+    /// Requests in flight at once.
+    pub concurrency: u32,
+    /// Extra requests before the measured ones; by default 3, and 5 above 10 B parameters.
+    pub warmup: Option<u32>,
+    /// At most this many tokens of answer.
+    pub max_tokens: u32,
+    /// 0 is greedy.
+    pub temperature: f64,
+    /// Seed of everything that draws: the choice of items and the sampler.
+    pub seed: u64,
+    /// A request that takes longer, in seconds, has failed.
+    pub timeout_s: f64,
+    /// Stop the run after this many failed requests; by default after 10 in a row from the start.
+    pub max_errors: Option<u64>,
+    /// Where energy figures may come from.
+    pub energy: Energy,
+    /// Which sources are read; by default all that this machine has.
+    pub source: Vec<String>,
+    /// Options of the sources, as `source.key`.
+    pub source_param: Params,
+    /// Read sysfs and procfs below this folder instead of `/`: pretended hardware, and the run says so.
+    pub root: Option<String>,
+    /// How often counters are polled, in milliseconds.
+    pub interval_ms: f64,
+    /// Length of the idle baseline before the run, in seconds.
+    pub idle_s: f64,
+}
+
+impl Default for Spec {
+    fn default() -> Self {
+        Self {
+            client: "embedded".into(),
+            url: None,
+            model: "demo-1m".into(),
+            client_param: Params::new(),
+            dataset: "builtin".into(),
+            dataset_param: Params::new(),
+            max_queries: None,
+            scorer: None,
+            concurrency: 1,
+            warmup: None,
+            max_tokens: 256,
+            temperature: 0.0,
+            seed: 1,
+            timeout_s: 600.0,
+            max_errors: None,
+            energy: Energy::Auto,
+            source: Vec::new(),
+            source_param: Params::new(),
+            root: None,
+            interval_ms: 5.0,
+            idle_s: 1.0,
+        }
+    }
+}
+
+/// One layer of settings and where it came from, weakest first.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Layer {
+    /// For errors: `wattle.toml`, `WATTLE_MODEL`, `--model`.
+    pub origin: String,
+    /// Keys and values.
+    pub values: Map<String, Value>,
+}
+
+impl Layer {
+    /// A layer of one setting.
+    pub fn one(origin: impl Into<String>, key: &str, value: Value) -> Self {
+        Self { origin: origin.into(), values: Map::from_iter([(key.to_owned(), value)]) }
+    }
+}
+
+/// Why settings do not make a spec.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// Nobody knows this key.
+    #[error("{origin}: unknown key \"{key}\"{}", .nearest.as_ref().map_or_else(String::new, |n| format!(", did you mean \"{n}\"?")))]
+    UnknownKey {
+        /// Where it was given.
+        origin: String,
+        /// The key.
+        key: String,
+        /// The closest there is.
+        nearest: Option<String>,
+    },
+    /// The value does not fit the key.
+    #[error("{origin}: {key}: {why}")]
+    BadValue {
+        /// Where it was given.
+        origin: String,
+        /// The key.
+        key: String,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+impl Spec {
+    /// All keys.
+    pub fn keys() -> Vec<String> {
+        Self::default().to_map().keys().cloned().collect()
+    }
+
+    /// Defaults overlaid by each layer in turn. Tables (`…_param`) are merged key by key; everything else is replaced.
+    pub fn from_layers(layers: &[Layer]) -> Result<Spec, SpecError> {
+        let mut map = Self::default().to_map();
+        for layer in layers {
+            for (key, value) in &layer.values {
+                let bad =
+                    |why: String| SpecError::BadValue { origin: layer.origin.clone(), key: key.clone(), why };
+                let Some(old) = map.get(key) else {
+                    return Err(SpecError::UnknownKey {
+                        origin: layer.origin.clone(),
+                        key: key.clone(),
+                        nearest: nearest(key, map.keys().map(String::as_str)).map(str::to_owned),
+                    });
+                };
+                let value = match (old, value) {
+                    (Value::Object(old), Value::Object(new)) => {
+                        let mut both = old.clone();
+                        both.extend(new.iter().map(|(k, v)| (k.clone(), text_of(v))));
+                        Value::Object(both)
+                    }
+                    _ => value.clone(),
+                };
+                map.insert(key.clone(), value);
+                Self::from_map(map.clone()).map_err(|e| bad(e.to_string()))?.check(key).map_err(bad)?;
+            }
+        }
+        Self::from_map(map).map_err(|e| SpecError::BadValue {
+            origin: "settings".into(),
+            key: "spec".into(),
+            why: e.to_string(),
+        })
+    }
+
+    /// A layer from one piece of text, as the environment gives it: a string, a JSON value or a comma-separated list,
+    /// whichever fits the key.
+    pub fn layer_from_text(origin: &str, key: &str, text: &str) -> Result<Layer, SpecError> {
+        let list =
+            || Value::Array(text.split(',').map(|part| Value::String(part.trim().to_owned())).collect());
+        let readings = [Some(Value::String(text.to_owned())), serde_json::from_str(text).ok(), Some(list())];
+        let mut first_error = None;
+        for value in readings.into_iter().flatten() {
+            let layer = Layer::one(origin, key, value);
+            match Self::from_layers(std::slice::from_ref(&layer)) {
+                Ok(_) => return Ok(layer),
+                Err(unknown @ SpecError::UnknownKey { .. }) => return Err(unknown),
+                Err(e) => first_error = first_error.or(Some(e)),
+            }
+        }
+        Err(first_error
+            .expect("the loop ran at least once, and every pass that did not return kept its error"))
+    }
+
+    /// Refuses values that fit the type and make no sense.
+    fn check(&self, key: &str) -> Result<(), String> {
+        let positive =
+            |x: f64| if x.is_finite() && x > 0.0 { Ok(()) } else { Err("must be above 0".to_owned()) };
+        match key {
+            "concurrency" if self.concurrency != 1 => {
+                Err("only 1 request in flight is supported by this version".into())
+            }
+            "max_tokens" if self.max_tokens == 0 => Err("must be above 0".into()),
+            "max_queries" if self.max_queries == Some(0) => Err("must be above 0".into()),
+            "temperature" if !(0.0..=10.0).contains(&self.temperature) => {
+                Err("must lie between 0 and 10".into())
+            }
+            "timeout_s" => positive(self.timeout_s),
+            "interval_ms" if !(0.5..=10_000.0).contains(&self.interval_ms) => {
+                Err("must lie between 0.5 and 10000".into())
+            }
+            "idle_s" if !(0.0..=3600.0).contains(&self.idle_s) => Err("must lie between 0 and 3600".into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn to_map(&self) -> Map<String, Value> {
+        match serde_json::to_value(self) {
+            Ok(Value::Object(map)) => map,
+            _ => unreachable!("a struct of plain fields serialises to an object"),
+        }
+    }
+
+    fn from_map(map: Map<String, Value>) -> Result<Spec, serde_json::Error> {
+        serde_json::from_value(Value::Object(map))
+    }
+}
+
+/// Numbers and booleans in a table of options are text like everything else there.
+fn text_of(value: &Value) -> Value {
+    match value {
+        Value::Number(n) => Value::String(n.to_string()),
+        Value::Bool(b) => Value::String(b.to_string()),
+        other => other.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn layer(origin: &str, value: Value) -> Layer {
+        Layer { origin: origin.into(), values: value.as_object().unwrap().clone() }
+    }
+
+    #[test]
+    fn later_layers_win_and_tables_merge() {
+        let spec = Spec::from_layers(&[
+            layer(
+                "wattle.toml",
+                json!({"model": "a", "max_queries": 5, "dataset_param": {"path": "x", "n": 3}}),
+            ),
+            layer("--model", json!({"model": "b", "dataset_param": {"path": "y,z"}})),
+        ])
+        .unwrap();
+        assert_eq!((spec.model.as_str(), spec.max_queries), ("b", Some(5)));
+        assert_eq!(
+            spec.dataset_param,
+            Params::from([("path".into(), "y,z".into()), ("n".into(), "3".into())])
+        );
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_the_nearest_match() {
+        let error = Spec::from_layers(&[layer("wattle.toml", json!({"max_query": 5}))]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "wattle.toml: unknown key \"max_query\", did you mean \"max_queries\"?"
+        );
+    }
+
+    #[test]
+    fn a_wrong_value_names_its_place() {
+        let error = Spec::from_layers(&[layer("--seed", json!({"seed": "x"}))]).unwrap_err();
+        assert!(error.to_string().starts_with("--seed: seed: invalid type"), "{error}");
+        let error = Spec::from_layers(&[layer("wattle.toml", json!({"idle_s": -1}))]).unwrap_err();
+        assert_eq!(error.to_string(), "wattle.toml: idle_s: must lie between 0 and 3600");
+    }
+
+    #[test]
+    fn text_is_read_as_the_key_needs_it() {
+        let read =
+            |key, text| Spec::from_layers(&[Spec::layer_from_text("env", key, text).unwrap()]).unwrap();
+        assert_eq!(read("model", "5").model, "5");
+        assert_eq!(read("max_queries", "5").max_queries, Some(5));
+        assert_eq!(read("source", "nvml, rapl").source, ["nvml", "rapl"]);
+        assert_eq!(read("energy", "none").energy, Energy::None);
+        assert!(
+            Spec::layer_from_text("WATTLE_SEED", "seed", "many")
+                .unwrap_err()
+                .to_string()
+                .starts_with("WATTLE_SEED")
+        );
+    }
+
+    #[test]
+    fn a_spec_survives_its_file() {
+        let spec = Spec { url: Some("http://x".into()), source: vec!["rapl".into()], ..Spec::default() };
+        let text = serde_json::to_string(&spec).unwrap();
+        assert_eq!(serde_json::from_str::<Spec>(&text).unwrap(), spec);
+    }
+}

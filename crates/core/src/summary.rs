@@ -1,0 +1,152 @@
+//! `summary.json` and `run.json`: what a finished run says about itself, and what it was.
+
+use crate::metrics::Metric;
+use crate::sensor::{Perimeter, Sensor};
+use crate::spec::Spec;
+use crate::time::Span;
+use crate::warning::Warning;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Version of the run folder; a reader refuses a greater one.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// The machine.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Host {
+    /// Operating system with its version.
+    pub os_name: String,
+    /// Version of the distribution, where it says one.
+    pub os_version: String,
+    /// Kernel release.
+    pub kernel_version: String,
+    /// Name of the machine.
+    pub host_name: String,
+    /// CPU model.
+    pub cpu_brand: String,
+    /// Logical CPUs.
+    pub cpu_count: u64,
+    /// Main memory in bytes.
+    pub memory_bytes: u64,
+}
+
+/// The model as its client describes it.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct ModelInfo {
+    /// The name requests carry.
+    pub name: String,
+    /// Parameters, where known.
+    pub parameters: Option<u64>,
+    /// Weight format, where known.
+    pub format: Option<String>,
+    /// Digest of the weights, where they are at hand.
+    pub sha256: Option<String>,
+    /// The engine and its version, where known.
+    pub engine: Option<String>,
+}
+
+/// One source as it was opened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceInfo {
+    /// Its name.
+    pub name: String,
+    /// Why it is not read, if it is not.
+    pub unavailable: Option<String>,
+    /// What would make it readable.
+    pub fix: Option<String>,
+}
+
+/// `run.json`: written once, before the first request.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunInfo {
+    /// Version of the folder.
+    pub schema_version: u32,
+    /// Unique id of the run.
+    pub run_id: String,
+    /// When it was made (RFC 3339, UTC).
+    pub created: String,
+    /// Version of wattle.
+    pub version: String,
+    /// What was asked for.
+    pub spec: Spec,
+    /// How many queries that is.
+    pub queries: u64,
+    /// SHA-256 over the exact prompts, in order.
+    pub dataset_sha256: String,
+    /// The scorer used, if any.
+    pub scorer: Option<String>,
+    /// The machine.
+    pub host: Host,
+    /// Its short name, as in the folder's.
+    pub hardware_label: String,
+    /// The model.
+    pub model: ModelInfo,
+    /// Sources, read or not.
+    pub sources: Vec<SourceInfo>,
+    /// Sensors; `readings.parquet` names them by position.
+    pub sensors: Vec<Sensor>,
+    /// Names of the sensors whose sum is the run's energy.
+    pub panel: Vec<String>,
+    /// What that sum covers.
+    pub perimeter: Option<Perimeter>,
+}
+
+/// `summary.json`: written when the run ends.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Version of the folder.
+    pub schema_version: u32,
+    /// Unique id of the run.
+    pub run_id: String,
+    /// From the first request sent to the last one done, in the last session.
+    pub span: Option<Span>,
+    /// The same for every session, by number; their stamps compare only within one boot.
+    pub sessions: BTreeMap<u32, Span>,
+    /// Whether every query was asked.
+    pub complete: bool,
+    /// Name of the model.
+    pub model: String,
+    /// Id of the dataset.
+    pub dataset: String,
+    /// Name of the dataset, for people.
+    pub dataset_name: String,
+    /// Short name of the machine.
+    pub hardware_label: String,
+    /// What the energy covers.
+    pub energy_perimeter: Option<Perimeter>,
+    /// When this was written (RFC 3339, UTC).
+    pub generated_at: String,
+    /// Queries asked.
+    pub total_queries: u64,
+    /// Folder of the run, as it was given.
+    pub output_dir: String,
+    /// The machine.
+    pub system_info: Host,
+    /// Names of the accelerators.
+    pub gpu_info: Vec<String>,
+    /// Versions of what took part.
+    pub versions: BTreeMap<String, String>,
+    /// What was asked for.
+    pub config: Spec,
+    /// What to know before reading on.
+    pub warnings: Vec<WarningText>,
+    /// Every metric with its interval.
+    pub metrics: BTreeMap<String, Metric>,
+}
+
+/// A warning with its text, so that a reader needs no table of them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WarningText {
+    /// What it is.
+    #[serde(flatten)]
+    pub warning: Warning,
+    /// What it says.
+    pub text: String,
+}
+
+impl From<Warning> for WarningText {
+    fn from(warning: Warning) -> Self {
+        let text = warning.to_string();
+        Self { warning, text }
+    }
+}

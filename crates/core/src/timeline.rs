@@ -1,0 +1,555 @@
+//! Readings in order. Its one question is [`Timeline::energy`]: the joules of any span, with a bound, or `None`.
+//!
+//! Every track, counter or gauge, is kept as the same thing: a piecewise-linear curve of energy so far and of time covered so
+//! far. A window is a difference of two points on it, so windows are additive to rounding by construction, and what was
+//! not covered adds to neither. docs/method.md#windows
+
+use crate::estimate::Estimate;
+use crate::sensor::{Kind, Reading, Sensor, SensorId};
+use crate::time::{Span, Stamp};
+use crate::units::Joules;
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+
+/// No single device draws more: a counter that claims so was reset or lies. The largest boards sold draw about 2 kW.
+const PLAUSIBLE_WATTS: f64 = 20_000.0;
+
+/// A gauge's last value stands for at most this long; after that the sensor is taken for dead.
+const LONGEST_HOLD_NS: u64 = 2_000_000_000;
+
+/// What a track saw that was not a plain reading. Counted, never billed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Anomalies {
+    /// Reads that failed.
+    pub failed: u64,
+    /// Counter wraps, followed correctly.
+    pub wraps: u64,
+    /// Counter resets and impossible jumps: the energy across them is unknown and left out.
+    pub resets: u64,
+    /// Readings that were not finite or were negative.
+    pub nonsense: u64,
+    /// Readings not later than the one before them.
+    pub out_of_order: u64,
+}
+
+impl Anomalies {
+    /// Whether there was none.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Mean and extremes of a gauge over a span.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Level {
+    /// Time-weighted mean.
+    pub mean: f64,
+    /// Middle of the values read, each counted once.
+    pub median: f64,
+    /// Lowest value.
+    pub min: f64,
+    /// Highest value.
+    pub max: f64,
+}
+
+/// All tracks of one session.
+#[derive(Debug, Clone)]
+pub struct Timeline {
+    tracks: Vec<Track>,
+}
+
+impl Timeline {
+    /// An empty timeline for a run's sensor table.
+    pub fn new(table: &[Sensor]) -> Self {
+        Self { tracks: table.iter().map(Track::new).collect() }
+    }
+
+    /// Adds a reading; each sensor's readings come in order.
+    pub fn push(&mut self, reading: &Reading) {
+        if let Some(track) = self.tracks.get_mut(usize::from(reading.sensor.0)) {
+            track.push(reading.at, reading.value);
+        }
+    }
+
+    /// The energy a sensor saw in `span`. `None` if the sensor does not tell energy or covered nothing of it.
+    pub fn energy(&self, sensor: SensorId, span: Span) -> Option<Estimate<Joules>> {
+        let track = self.tracks.get(usize::from(sensor.0))?;
+        let method = track.method?;
+        let (a, b) = (track.at(span.start()), track.at(span.end()));
+        let covered = b.covered - a.covered;
+        if covered == 0 {
+            return None;
+        }
+        let joules = b.sum - a.sum;
+        // Where inside a step the energy fell is unknown; the worst case of 2·ΔE·f(1-f) stands for the 95 % bound.
+        let edge = match (a.step, b.step) {
+            (Some(s), Some(t)) if s.from == t.from => s.unsure(b.fraction - a.fraction),
+            (s, t) => s.map_or(0.0, |s| s.unsure(a.fraction)).hypot(t.map_or(0.0, |t| t.unsure(b.fraction))),
+        };
+        let bound = edge + track.gain * joules.abs();
+        let coverage = covered as f64 / (span.end().nanos() - span.start().nanos()) as f64;
+        Some(Estimate::new(Joules(joules), Joules(bound), method, coverage))
+    }
+
+    /// The sum over several sensors of one span; `None` if none of them knows.
+    pub fn energy_of(&self, sensors: &[SensorId], span: Span) -> Option<Estimate<Joules>> {
+        sensors.iter().filter_map(|s| self.energy(*s, span)).reduce(|a, b| a + b)
+    }
+
+    /// The part of [`Timeline::energy_of`]'s bound that comes from the sensors' gain errors.
+    pub fn gain_of(&self, sensors: &[SensorId], span: Span) -> Joules {
+        let gain =
+            |s: &SensorId| Some(self.energy(*s, span)?.value() * self.tracks.get(usize::from(s.0))?.gain);
+        sensors.iter().filter_map(gain).sum()
+    }
+
+    /// Mean and extremes of a gauge over a span.
+    pub fn level(&self, sensor: SensorId, span: Span) -> Option<Level> {
+        let track = self.tracks.get(usize::from(sensor.0))?;
+        if track.counter {
+            return None;
+        }
+        track.level(span)
+    }
+
+    /// Until when energy figures of this sensor are final.
+    pub fn known_until(&self, sensor: SensorId) -> Option<Stamp> {
+        self.tracks.get(usize::from(sensor.0))?.nodes.back().map(|n| n.at)
+    }
+
+    /// What went wrong on a sensor so far.
+    pub fn anomalies(&self, sensor: SensorId) -> Anomalies {
+        self.tracks.get(usize::from(sensor.0)).map_or_else(Anomalies::default, |t| t.anomalies)
+    }
+
+    /// Drops what no span starting at or after `at` needs, so that memory stays flat.
+    pub fn forget_before(&mut self, at: Stamp) {
+        for track in &mut self.tracks {
+            while track.nodes.len() > 2 && track.nodes[1].at <= at {
+                track.nodes.pop_front();
+            }
+        }
+    }
+}
+
+/// A corner of the curve.
+#[derive(Debug, Clone, Copy)]
+struct Node {
+    at: Stamp,
+    /// Joules (or the integral of a gauge) so far.
+    sum: f64,
+    /// Nanoseconds covered so far.
+    covered: u64,
+    /// Gauge: the value that holds from here. `None` ends the hold.
+    value: Option<f64>,
+    /// How far off `at` may be, in nanoseconds.
+    slack: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Point {
+    sum: f64,
+    covered: u64,
+    fraction: f64,
+    step: Option<Step>,
+}
+
+/// The covered step an edge falls into.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    from: Stamp,
+    /// Joules whose place inside the step is unknown.
+    loose: f64,
+    /// Joules per nanosecond of slack in the corners' stamps.
+    slack: f64,
+}
+
+impl Step {
+    fn unsure(&self, fraction: f64) -> f64 {
+        2.0 * self.loose * fraction * (1.0 - fraction) + self.slack
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Track {
+    counter: bool,
+    wrap: Option<f64>,
+    method: Option<crate::estimate::Method>,
+    gain: f64,
+    nodes: VecDeque<Node>,
+    last_poll: Option<Poll>,
+    anomalies: Anomalies,
+}
+
+/// The last good poll of a counter.
+#[derive(Debug, Clone, Copy)]
+struct Poll {
+    at: Stamp,
+    raw: f64,
+    changed: bool,
+}
+
+impl Track {
+    fn new(sensor: &Sensor) -> Self {
+        let (counter, wrap) = match sensor.kind {
+            Kind::Counter { wrap } => (true, wrap),
+            Kind::Gauge => (false, None),
+        };
+        Self {
+            counter,
+            wrap,
+            method: sensor.energy_method(),
+            gain: sensor.trust.gain(),
+            nodes: VecDeque::new(),
+            last_poll: None,
+            anomalies: Anomalies::default(),
+        }
+    }
+
+    fn push(&mut self, at: Stamp, value: Option<f64>) {
+        let value = match value {
+            Some(v) if !v.is_finite() || (self.counter && v < 0.0) => {
+                self.anomalies.nonsense += 1;
+                None
+            }
+            None => {
+                self.anomalies.failed += 1;
+                None
+            }
+            good => good,
+        };
+        let newest = self.last_poll.map(|p| p.at).max(self.nodes.back().map(|n| n.at));
+        if newest.is_some_and(|n| at <= n) {
+            self.anomalies.out_of_order += 1;
+            return;
+        }
+        match (self.counter, value) {
+            (true, Some(raw)) => self.poll(at, raw),
+            (true, None) => {} // The counter itself goes on; the next good poll tells what it counted.
+            (false, value) => self.hold(at, value),
+        }
+    }
+
+    /// A gauge holds its value until the next reading.
+    fn hold(&mut self, at: Stamp, value: Option<f64>) {
+        let (sum, covered) = match self.nodes.back() {
+            Some(last) => {
+                let t = Self::held(last, at);
+                (last.sum + last.value.unwrap_or(0.0) * t as f64 * 1e-9, last.covered + t)
+            }
+            None => (0.0, 0),
+        };
+        self.nodes.push_back(Node { at, sum, covered, value, slack: 0 });
+    }
+
+    /// For how many nanoseconds before `until` the value of `node` stands.
+    fn held(node: &Node, until: Stamp) -> u64 {
+        match node.value {
+            Some(_) => (until.nanos() - node.at.nanos()).min(LONGEST_HOLD_NS),
+            None => 0,
+        }
+    }
+
+    /// A counter is polled faster than it changes; a corner is set where it changed, between the two polls that saw it.
+    fn poll(&mut self, at: Stamp, raw: f64) {
+        let Some(last) = self.last_poll else {
+            self.last_poll = Some(Poll { at, raw, changed: false });
+            return;
+        };
+        let seconds = at.since(last.at).get();
+        let step = raw - last.raw;
+        let delta = match self.wrap {
+            Some(wrap) if step < 0.0 => step + wrap,
+            _ => step,
+        };
+        if delta < 0.0 || delta > PLAUSIBLE_WATTS * seconds.max(1e-3) {
+            self.anomalies.resets += 1;
+            // What was counted since the last corner is lost: close the curve there, go on from here.
+            let (sum, covered) = self.nodes.back().map_or((0.0, 0), |n| (n.sum, n.covered));
+            self.nodes.push_back(Node { at, sum, covered, value: None, slack: 0 });
+            self.last_poll = Some(Poll { at, raw, changed: false });
+            return;
+        }
+        if step < 0.0 {
+            self.anomalies.wraps += 1;
+        }
+        if delta == 0.0 {
+            self.last_poll = Some(Poll { at, raw, changed: false });
+            return;
+        }
+        // A counter that changed at the poll before too is refreshed faster than we poll: the value is as of now.
+        let (corner, slack) =
+            if last.changed { (at, 0) } else { (last.at.midpoint(at), (at.nanos() - last.at.nanos()) / 2) };
+        match self.nodes.back() {
+            Some(n) => {
+                let (sum, covered) = (n.sum + delta, n.covered + (corner.nanos() - n.at.nanos()));
+                self.nodes.push_back(Node { at: corner, sum, covered, value: None, slack });
+            }
+            // The first change: what was counted before it fell at an unknown time.
+            None => self.nodes.push_back(Node { at: corner, sum: 0.0, covered: 0, value: None, slack }),
+        }
+        self.last_poll = Some(Poll { at, raw, changed: true });
+    }
+
+    /// The curve at `t`; flat before the first corner and after the last, except that a gauge's last value holds on.
+    fn at(&self, t: Stamp) -> Point {
+        let after = self.nodes.partition_point(|n| n.at <= t);
+        let Some(last) = after.checked_sub(1).map(|i| self.nodes[i]) else {
+            let first = self.nodes.front();
+            return Point {
+                sum: first.map_or(0.0, |n| n.sum),
+                covered: first.map_or(0, |n| n.covered),
+                fraction: 0.0,
+                step: None,
+            };
+        };
+        let Some(next) = self.nodes.get(after) else {
+            let held = if self.counter { 0 } else { Self::held(&last, t) };
+            let sum = last.sum + last.value.unwrap_or(0.0) * held as f64 * 1e-9;
+            return Point { sum, covered: last.covered + held, fraction: 0.0, step: None };
+        };
+        let (gone, length) = (t.nanos() - last.at.nanos(), next.at.nanos() - last.at.nanos());
+        let fraction = gone as f64 / length as f64;
+        if self.counter {
+            if next.covered == last.covered {
+                return Point { sum: last.sum, covered: last.covered, fraction: 0.0, step: None };
+            }
+            let joules = next.sum - last.sum;
+            let slack = joules / length as f64 * last.slack.max(next.slack) as f64;
+            Point {
+                sum: last.sum + joules * fraction,
+                covered: last.covered + gone,
+                fraction,
+                step: Some(Step { from: last.at, loose: joules, slack }),
+            }
+        } else {
+            let held = Self::held(&last, t);
+            let sum = last.sum + last.value.unwrap_or(0.0) * held as f64 * 1e-9;
+            let change = next.value.zip(last.value).map_or(0.0, |(b, a)| (b - a).abs());
+            let step = Some(Step { from: last.at, loose: change * length as f64 * 1e-9, slack: 0.0 });
+            Point { sum, covered: last.covered + held, fraction, step }
+        }
+    }
+
+    fn level(&self, span: Span) -> Option<Level> {
+        let (a, b) = (self.at(span.start()), self.at(span.end()));
+        let covered = b.covered - a.covered;
+        let first = self.nodes.partition_point(|n| n.at <= span.start()).saturating_sub(1);
+        let mut values: Vec<f64> =
+            self.nodes.range(first..).take_while(|n| n.at < span.end()).filter_map(|n| n.value).collect();
+        if covered == 0 || values.is_empty() {
+            return None;
+        }
+        values.sort_by(f64::total_cmp);
+        Some(Level {
+            mean: (b.sum - a.sum) / (covered as f64 * 1e-9),
+            median: values[values.len() / 2],
+            min: values[0],
+            max: values[values.len() - 1],
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::estimate::Method;
+    use crate::sensor::{Device, DeviceKind, Perimeter, Quantity, Trust};
+    use proptest::prelude::*;
+
+    const MS: u64 = 1_000_000;
+    const ID: SensorId = SensorId(0);
+
+    fn table(quantity: Quantity, kind: Kind) -> Vec<Sensor> {
+        vec![Sensor {
+            name: "test".into(),
+            source: "test".into(),
+            device: Device { kind: DeviceKind::Gpu, id: "0".into(), name: "test".into() },
+            quantity,
+            perimeter: Perimeter::Device,
+            kind,
+            trust: Trust::Measured { gain: 0.0 },
+        }]
+    }
+
+    fn counter(wrap: Option<f64>) -> Timeline {
+        Timeline::new(&table(Quantity::Energy, Kind::Counter { wrap }))
+    }
+
+    fn gauge() -> Timeline {
+        Timeline::new(&table(Quantity::Power, Kind::Gauge))
+    }
+
+    fn put(t: &mut Timeline, at: u64, value: impl Into<Option<f64>>) {
+        t.push(&Reading { sensor: ID, at: Stamp::from_nanos(at), value: value.into() });
+    }
+
+    fn span(a: u64, b: u64) -> Span {
+        Span::new(Stamp::from_nanos(a), Stamp::from_nanos(b))
+    }
+
+    fn joules(t: &Timeline, a: u64, b: u64) -> f64 {
+        t.energy(ID, span(a, b)).unwrap().value().get()
+    }
+
+    /// 100 W through a counter refreshed every 100 ms and polled every 5 ms.
+    fn staircase(wrap: Option<f64>) -> Timeline {
+        let mut t = counter(wrap);
+        for poll in 0..600u64 {
+            let at = poll * 5 * MS + 1;
+            let ticks = at / (100 * MS);
+            let raw = 10.0 * ticks as f64;
+            put(&mut t, at, wrap.map_or(raw, |w| raw % w));
+        }
+        t
+    }
+
+    #[test]
+    fn a_staircase_is_interpolated_to_the_edges() {
+        let t = staircase(None);
+        let e = t.energy(ID, span(537 * MS, 1537 * MS)).unwrap();
+        assert!((e.value().get() - 100.0).abs() < 0.3, "{e:?}");
+        assert!((e.value().get() - 100.0).abs() <= e.bound().get());
+        assert_eq!(e.method(), Method::Counter);
+        assert_eq!(e.coverage(), 1.0);
+    }
+
+    #[test]
+    fn a_wrapped_counter_keeps_counting() {
+        let (plain, wrapped) = (staircase(None), staircase(Some(65.0)));
+        let window = (300 * MS, 2700 * MS);
+        assert!((joules(&plain, window.0, window.1) - joules(&wrapped, window.0, window.1)).abs() < 1e-9);
+        assert!(wrapped.anomalies(ID).wraps >= 3);
+    }
+
+    #[test]
+    fn a_reset_is_counted_and_never_billed() {
+        let mut t = counter(None);
+        for i in 0..10u64 {
+            put(&mut t, i * 10 * MS, 1000.0 + i as f64);
+        }
+        for i in 10..20u64 {
+            put(&mut t, i * 10 * MS, i as f64 - 10.0);
+        }
+        let e = t.energy(ID, span(50 * MS, 150 * MS)).unwrap();
+        assert_eq!(t.anomalies(ID).resets, 1);
+        assert!(e.value().get() > 7.0 && e.value().get() <= 9.01, "{e:?}");
+        assert!(e.coverage() < 1.0);
+    }
+
+    #[test]
+    fn a_leap_no_hardware_can_make_is_not_billed() {
+        let mut t = counter(Some(262_143.0));
+        for (i, raw) in [10.0, 11.0, 12.0, 5.0, 6.0, 7.0].into_iter().enumerate() {
+            put(&mut t, i as u64 * 10 * MS, raw);
+        }
+        assert_eq!(t.anomalies(ID), Anomalies { resets: 1, ..Anomalies::default() });
+        assert!(joules(&t, 0, 60 * MS) < 5.0);
+    }
+
+    #[test]
+    fn a_failed_read_is_a_gap_the_counter_bridges() {
+        let mut t = counter(None);
+        for i in 0..100u64 {
+            put(&mut t, i * 10 * MS, (!(40..60).contains(&i)).then_some(i as f64));
+        }
+        assert_eq!(t.anomalies(ID).failed, 20);
+        assert!((joules(&t, 100 * MS, 900 * MS) - 80.0).abs() < 1e-9);
+        let inside = t.energy(ID, span(450 * MS, 500 * MS)).unwrap();
+        assert!(inside.bound().get() > 1.0, "the place of joules inside a gap is unknown: {inside:?}");
+    }
+
+    #[test]
+    fn a_dead_gauge_loses_coverage_and_invents_nothing() {
+        let mut t = gauge();
+        for i in 0..10u64 {
+            put(&mut t, i * 100 * MS, 50.0);
+        }
+        for i in 10..100u64 {
+            put(&mut t, i * 100 * MS, None);
+        }
+        let e = t.energy(ID, span(0, 10_000 * MS)).unwrap();
+        assert!((e.value().get() - 50.0).abs() < 1e-9);
+        assert!((e.coverage() - 0.1).abs() < 1e-9);
+        assert_eq!(e.method(), Method::Integral);
+    }
+
+    #[test]
+    fn constant_power_held_to_the_edges_is_exact() {
+        let mut t = gauge();
+        put(&mut t, 0, 100.0);
+        put(&mut t, 900 * MS, 100.0);
+        assert!((joules(&t, 100 * MS, 1_100 * MS) - 100.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn nonsense_is_counted_and_ignored() {
+        let mut t = counter(None);
+        for (i, raw) in [1.0, f64::NAN, 2.0, -5.0, 3.0, f64::INFINITY, 4.0].into_iter().enumerate() {
+            put(&mut t, i as u64 * 10 * MS, raw);
+        }
+        put(&mut t, 5 * MS, 9.0);
+        assert_eq!(t.anomalies(ID), Anomalies { nonsense: 3, out_of_order: 1, ..Anomalies::default() });
+        assert!(joules(&t, 0, 100 * MS) <= 3.0);
+    }
+
+    #[test]
+    fn nothing_known_is_none_not_zero() {
+        let t = counter(None);
+        assert_eq!(t.energy(ID, span(0, 10)), None);
+        assert_eq!(t.energy(SensorId(7), span(0, 10)), None);
+        let full = staircase(None);
+        assert_eq!(full.energy(ID, span(9_000 * MS, 9_500 * MS)), None);
+    }
+
+    #[test]
+    fn level_knows_mean_median_and_extremes() {
+        let mut t = gauge();
+        for (i, w) in [10.0, 20.0, 60.0, 20.0].into_iter().enumerate() {
+            put(&mut t, i as u64 * 100 * MS, w);
+        }
+        let level = t.level(ID, span(0, 300 * MS)).unwrap();
+        assert_eq!((level.min, level.max, level.median), (10.0, 60.0, 20.0));
+        assert!((level.mean - 30.0).abs() < 1e-9);
+    }
+
+    proptest! {
+        #[test]
+        fn windows_are_additive_and_never_negative(
+            steps in prop::collection::vec((1u64..50, 0.0f64..2.0), 3..200),
+            cuts in prop::array::uniform3(0u64..4000),
+            is_counter in any::<bool>(),
+        ) {
+            let mut t = if is_counter { counter(None) } else { gauge() };
+            let (mut at, mut raw) = (0, 0.0);
+            for (dt, value) in steps {
+                at += dt * MS;
+                raw += value;
+                put(&mut t, at, if is_counter { raw } else { value * 100.0 });
+            }
+            let mut cuts = cuts.map(|c| c * MS);
+            cuts.sort_unstable();
+            let [a, b, c] = cuts;
+            let part = |x, y| t.energy(ID, span(x, y)).map_or(0.0, |e| e.value().get());
+            prop_assert!(part(a, b) >= 0.0 && part(b, c) >= 0.0);
+            prop_assert!((part(a, b) + part(b, c) - part(a, c)).abs() <= 1e-9 * part(a, c).max(1.0));
+        }
+
+        #[test]
+        fn forgetting_the_past_changes_no_later_window(
+            steps in prop::collection::vec((1u64..50, 0.0f64..2.0), 3..100), from in 0u64..2000, length in 1u64..1000,
+        ) {
+            let mut t = counter(None);
+            let (mut at, mut raw) = (0, 0.0);
+            for (dt, value) in steps {
+                at += dt * MS;
+                raw += value;
+                put(&mut t, at, raw);
+            }
+            let window = span(from * MS, (from + length) * MS);
+            let before = t.energy(ID, window);
+            t.forget_before(window.start());
+            prop_assert_eq!(before, t.energy(ID, window));
+        }
+    }
+}

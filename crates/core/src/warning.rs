@@ -1,0 +1,96 @@
+//! Doubt is data: what a reader of a result must know, kept in the run and shown by command line and report alike.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// One thing to know about a result. Its text says what to do about it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "warning", rename_all = "snake_case")]
+pub enum Warning {
+    /// No sensor: energy is a guess from CPU load.
+    EnergyEstimated {
+        /// Why nothing could be measured, by source.
+        why: String,
+    },
+    /// No energy figure at all.
+    NoEnergy {
+        /// Why.
+        why: String,
+    },
+    /// Sensors were read below another root, or through a stand-in library.
+    PretendedHardware {
+        /// What was pretended.
+        what: String,
+    },
+    /// A sensor covered less than the whole run.
+    Coverage {
+        /// Part covered, 0 to 1.
+        coverage: f64,
+    },
+    /// A sensor misbehaved.
+    Sensor {
+        /// Its name.
+        sensor: String,
+        /// What it did.
+        what: String,
+    },
+    /// The sampler could not keep up.
+    ReadingsLost {
+        /// How many readings were dropped.
+        lost: u64,
+    },
+    /// Requests failed.
+    Errors {
+        /// How many.
+        failed: u64,
+        /// Of how many.
+        of: u64,
+    },
+    /// Nothing to compare answers with.
+    Unscored,
+    /// The client did not close cleanly.
+    Close {
+        /// What it said.
+        error: String,
+    },
+    /// Other processes used the CPU during the run.
+    Contaminated {
+        /// CPU cores used by others, on average.
+        cores: f64,
+    },
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Warning::EnergyEstimated { why } => write!(
+                f,
+                "energy is ESTIMATED from CPU load, not measured ({why}); run \"wattle doctor\" for the way to a measurement"
+            ),
+            Warning::NoEnergy { why } => write!(f, "no energy figures: {why}"),
+            Warning::PretendedHardware { what } => {
+                write!(f, "pretended hardware: {what}; figures are not of this machine")
+            }
+            Warning::Coverage { coverage } => write!(
+                f,
+                "sensors covered only {:.1} % of the run; energy is what was seen, the rest is not filled in",
+                coverage * 100.0
+            ),
+            Warning::Sensor { sensor, what } => write!(f, "sensor {sensor}: {what}"),
+            Warning::ReadingsLost { lost } => {
+                write!(f, "{lost} readings were lost because the run could not keep up; raise interval_ms")
+            }
+            Warning::Errors { failed, of } => {
+                write!(f, "{failed} of {of} requests failed; see the column \"error\" of requests.parquet")
+            }
+            Warning::Unscored => {
+                write!(f, "no expected answers, so no accuracy; name them with --dataset-param answer=COLUMN")
+            }
+            Warning::Close { error } => write!(f, "the client did not close cleanly: {error}"),
+            Warning::Contaminated { cores } => write!(
+                f,
+                "other processes used {cores:.1} CPU cores during the run; times and energy are not those of a quiet machine"
+            ),
+        }
+    }
+}
