@@ -31,6 +31,17 @@ pub enum Finish {
     Other,
 }
 
+impl Finish {
+    /// The word used in files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Finish::Stop => "stop",
+            Finish::Length => "length",
+            Finish::Other => "other",
+        }
+    }
+}
+
 /// How an exchange ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "status", rename_all = "snake_case")]

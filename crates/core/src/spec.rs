@@ -28,8 +28,8 @@ pub struct Spec {
     pub client: String,
     /// Where the model server is, for clients that need one.
     pub url: Option<String>,
-    /// The model: a built-in name, a path to a GGUF file, or the name its server knows.
-    pub model: String,
+    /// The model: a built-in name, a path to a GGUF file, or the name its server knows; by default the client's own choice.
+    pub model: Option<String>,
     /// Options of the client.
     pub client_param: Params,
     /// Which dataset is asked.
@@ -52,8 +52,8 @@ pub struct Spec {
     pub seed: u64,
     /// A request that takes longer, in seconds, has failed.
     pub timeout_s: f64,
-    /// Stop the run after this many failed requests; by default after 10 in a row from the start.
-    pub max_errors: Option<u64>,
+    /// Give up after this many failed requests in a row; 0 never does.
+    pub max_errors: u64,
     /// Where energy figures may come from.
     pub energy: Energy,
     /// Which sources are read; by default all that this machine has.
@@ -73,7 +73,7 @@ impl Default for Spec {
         Self {
             client: "embedded".into(),
             url: None,
-            model: "demo-1m".into(),
+            model: None,
             client_param: Params::new(),
             dataset: "builtin".into(),
             dataset_param: Params::new(),
@@ -85,7 +85,7 @@ impl Default for Spec {
             temperature: 0.0,
             seed: 1,
             timeout_s: 600.0,
-            max_errors: None,
+            max_errors: 10,
             energy: Energy::Auto,
             source: Vec::new(),
             source_param: Params::new(),
@@ -257,7 +257,7 @@ mod tests {
             layer("--model", json!({"model": "b", "dataset_param": {"path": "y,z"}})),
         ])
         .unwrap();
-        assert_eq!((spec.model.as_str(), spec.max_queries), ("b", Some(5)));
+        assert_eq!((spec.model.as_deref(), spec.max_queries), (Some("b"), Some(5)));
         assert_eq!(
             spec.dataset_param,
             Params::from([("path".into(), "y,z".into()), ("n".into(), "3".into())])
@@ -285,7 +285,7 @@ mod tests {
     fn text_is_read_as_the_key_needs_it() {
         let read =
             |key, text| Spec::from_layers(&[Spec::layer_from_text("env", key, text).unwrap()]).unwrap();
-        assert_eq!(read("model", "5").model, "5");
+        assert_eq!(read("model", "5").model.as_deref(), Some("5"));
         assert_eq!(read("max_queries", "5").max_queries, Some(5));
         assert_eq!(read("source", "nvml, rapl").source, ["nvml", "rapl"]);
         assert_eq!(read("energy", "none").energy, Energy::None);

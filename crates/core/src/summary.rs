@@ -1,7 +1,7 @@
 //! `summary.json` and `run.json`: what a finished run says about itself, and what it was.
 
 use crate::metrics::Metric;
-use crate::sensor::{Perimeter, Sensor};
+use crate::sensor::{DeviceKind, Perimeter, Sensor};
 use crate::spec::Spec;
 use crate::time::Span;
 use crate::warning::Warning;
@@ -45,6 +45,41 @@ pub struct ModelInfo {
     pub engine: Option<String>,
 }
 
+/// Text made fit for a file name: letters, digits, `.`, `-`; at most `longest` of them.
+pub fn slug(text: &str, longest: usize) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        match c {
+            c if c.is_ascii_alphanumeric() || c == '.' => out.push(c),
+            _ if out.ends_with('-') => {}
+            _ => out.push('-'),
+        }
+    }
+    out.truncate(longest);
+    let trimmed = out.trim_matches(['-', '.']);
+    if trimmed.is_empty() { "unnamed".into() } else { trimmed.into() }
+}
+
+/// Short name of a machine: its accelerators with their number, else its CPU.
+pub fn hardware_label(host: &Host, sensors: &[Sensor]) -> String {
+    let mut gpus: Vec<(&str, Vec<&str>)> = Vec::new();
+    for device in sensors.iter().map(|s| &s.device).filter(|d| d.kind == DeviceKind::Gpu) {
+        match gpus.iter_mut().find(|(name, _)| *name == device.name) {
+            Some((_, ids)) if ids.contains(&device.id.as_str()) => {}
+            Some((_, ids)) => ids.push(&device.id),
+            None => gpus.push((&device.name, vec![&device.id])),
+        }
+    }
+    if gpus.is_empty() {
+        // "Processor", "with …" and clock speeds tell nobody anything.
+        let brand = host.cpu_brand.replace("(R)", "").replace("(TM)", "").replace("Processor", "");
+        let brand = brand.split(" @ ").next().unwrap_or_default().trim().to_owned();
+        return slug(&format!("{brand} {}cpu", host.cpu_count), 40);
+    }
+    let names: Vec<String> = gpus.iter().map(|(name, ids)| format!("{}x{name}", ids.len())).collect();
+    slug(&names.join(" "), 40)
+}
+
 /// One source as it was opened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceInfo {
@@ -71,6 +106,8 @@ pub struct RunInfo {
     pub spec: Spec,
     /// How many queries that is.
     pub queries: u64,
+    /// Name of the dataset, for people.
+    pub dataset_name: String,
     /// SHA-256 over the exact prompts, in order.
     pub dataset_sha256: String,
     /// The scorer used, if any.
@@ -148,5 +185,43 @@ impl From<Warning> for WarningText {
     fn from(warning: Warning) -> Self {
         let text = warning.to_string();
         Self { warning, text }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_become_safe_file_names() {
+        assert_eq!(slug("meta-llama/Llama-3.1-8B", 40), "meta-llama-Llama-3.1-8B");
+        assert_eq!(slug("../../etc/passwd", 40), "etc-passwd");
+        assert_eq!(slug("modèle ☃", 40), "mod-le");
+        assert_eq!(slug("...", 40), "unnamed");
+        assert_eq!(slug(&"x".repeat(99), 40).len(), 40);
+    }
+
+    #[test]
+    fn a_machine_without_boards_is_named_by_its_cpu() {
+        let host = Host { cpu_brand: "AMD EPYC 9R14 Processor".into(), cpu_count: 2, ..Host::default() };
+        assert_eq!(hardware_label(&host, &[]), "AMD-EPYC-9R14-2cpu");
+    }
+
+    #[test]
+    fn one_board_is_told_from_eight() {
+        use crate::sensor::{Device, Kind, Quantity, Trust};
+        let board = |i: usize, quantity| Sensor {
+            name: format!("{i}"),
+            source: "nvml".into(),
+            device: Device { kind: DeviceKind::Gpu, id: format!("GPU-{i}"), name: "NVIDIA H100".into() },
+            quantity,
+            perimeter: Perimeter::Device,
+            kind: Kind::Gauge,
+            trust: Trust::Measured { gain: 0.05 },
+        };
+        let eight: Vec<Sensor> =
+            (0..8).flat_map(|i| [board(i, Quantity::Power), board(i, Quantity::Temperature)]).collect();
+        assert_eq!(hardware_label(&Host::default(), &eight), "8xNVIDIA-H100");
+        assert_eq!(hardware_label(&Host::default(), &eight[..2]), "1xNVIDIA-H100");
     }
 }

@@ -13,6 +13,9 @@ use std::collections::VecDeque;
 
 /// No single device draws more: a counter that claims so was reset or lies. The largest boards sold draw about 2 kW.
 const PLAUSIBLE_WATTS: f64 = 20_000.0;
+/// A counter hands over what it gathered since its last refresh all at once, also between two polls a millisecond apart. The
+/// slowest known are refreshed every half second. docs/method.md#windows
+const LONGEST_REFRESH_S: f64 = 0.5;
 
 /// A gauge's last value stands for at most this long; after that the sensor is taken for dead.
 const LONGEST_HOLD_NS: u64 = 2_000_000_000;
@@ -262,7 +265,7 @@ impl Track {
             Some(wrap) if step < 0.0 => step + wrap,
             _ => step,
         };
-        if delta < 0.0 || delta > PLAUSIBLE_WATTS * seconds.max(1e-3) {
+        if delta < 0.0 || delta > PLAUSIBLE_WATTS * seconds.max(LONGEST_REFRESH_S) {
             self.anomalies.resets += 1;
             // What was counted since the last corner is lost: close the curve there, go on from here.
             let (sum, covered) = self.nodes.back().map_or((0.0, 0), |n| (n.sum, n.covered));
@@ -445,6 +448,17 @@ mod tests {
         }
         assert_eq!(t.anomalies(ID), Anomalies { resets: 1, ..Anomalies::default() });
         assert!(joules(&t, 0, 60 * MS) < 5.0);
+    }
+
+    #[test]
+    fn a_large_step_between_two_close_polls_is_no_reset() {
+        let mut t = counter(None);
+        // 1.2 kW refreshed every 100 ms, seen by polls 1 ms apart.
+        for (i, raw) in [0.0, 120.0, 120.0, 240.0, 240.0, 360.0].into_iter().enumerate() {
+            put(&mut t, (i as u64 / 2 * 100 + i as u64 % 2) * MS + 1, raw);
+        }
+        assert_eq!(t.anomalies(ID).resets, 0);
+        assert!((joules(&t, 0, 300 * MS) - 240.0).abs() < 1e-9);
     }
 
     #[test]

@@ -1,1 +1,13 @@
-//! lab
+//! What is tried: prompts, load, scores. Prints nothing and serves nothing; the binary watches it through [`run::Observer`].
+
+pub mod client;
+pub mod dataset;
+mod error;
+pub mod run;
+pub mod score;
+mod stop;
+mod summarize;
+
+pub use error::LabError;
+pub use stop::{Stop, StopCause};
+pub use summarize::summarize;

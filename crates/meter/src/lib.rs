@@ -1,1 +1,12 @@
-//! meter
+//! What the machine draws. The only home of the clock and of foreign libraries; no async, no storage.
+//!
+//! [`source::open`] opens what this machine has, [`Meter::start`] reads it on a thread of its own, [`Meter::drain`] hands the
+//! readings over. What they mean is `wattle_core`'s business.
+
+pub mod clock;
+mod host;
+mod sampler;
+pub mod source;
+
+pub use host::host;
+pub use sampler::{Cost, Meter};

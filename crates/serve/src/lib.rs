@@ -1,1 +1,3 @@
-//! serve
+//! What others see. It cannot see the lab and meets it only on disk: whatever is shown here can be shown of any run folder.
+
+pub mod report;

@@ -1,0 +1,241 @@
+//! The embedded engine: llama-architecture GGUF models with a byte-level vocabulary, run in this process by plain Rust on one
+//! thread. It exists so that a measurement works with nothing installed; real models run on real servers.
+
+mod error;
+#[cfg(test)]
+mod fixture;
+mod generate;
+mod gguf;
+mod kernel;
+mod model;
+mod sample;
+mod session;
+mod vocab;
+
+pub use error::EngineError;
+pub use generate::{Finish, Generated, Options, Step, generate};
+pub use model::{Info, Model};
+pub use session::Session;
+pub use vocab::Vocab;
+
+use super::{BoxFuture, Client, Driver, Place, Settings};
+use crate::LabError;
+use crate::dataset::hex;
+use sha2::{Digest, Sha256};
+use std::borrow::Cow;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use wattle_core::exchange::{self, Exchange, FailureClass, Outcome, Request, TokensFrom, Usage};
+use wattle_core::registry::{About, nearest};
+use wattle_core::summary::ModelInfo;
+use wattle_core::time::Stamp;
+use wattle_meter::clock;
+
+/// A model that comes with the binary.
+pub struct BuiltIn {
+    /// The name users type.
+    pub name: &'static str,
+    /// One line.
+    pub about: &'static str,
+    /// The GGUF file.
+    pub bytes: &'static [u8],
+}
+
+/// Demonstration models, trained by `tools/demo-model` on short tasks. The first is the default.
+pub const MODELS: &[BuiltIn] = &[
+    BuiltIn {
+        name: "demo-1m",
+        about: "demonstration model, 0.9 M parameters, 8 bits",
+        bytes: include_bytes!("../../../models/demo-1m-q8_0.gguf"),
+    },
+    BuiltIn {
+        name: "demo-1m-q4",
+        about: "the same with 4 bits",
+        bytes: include_bytes!("../../../models/demo-1m-q4_0.gguf"),
+    },
+    BuiltIn {
+        name: "demo-300k",
+        about: "demonstration model, 0.4 M parameters, 8 bits",
+        bytes: include_bytes!("../../../models/demo-300k-q8_0.gguf"),
+    },
+];
+
+pub(super) const DRIVER: Driver = Driver {
+    about: About {
+        name: "embedded",
+        about: "a small engine inside wattle, for its built-in models and GGUF files with a byte-level vocabulary",
+        options: &[],
+    },
+    open: |settings| Ok(Box::new(Embedded::open(settings)?)),
+};
+
+struct Embedded {
+    info: ModelInfo,
+    timeout: Duration,
+    /// One session: one request at a time.
+    session: Arc<Mutex<Session>>,
+}
+
+impl Embedded {
+    fn open(settings: &Settings) -> Result<Self, LabError> {
+        if settings.url.is_some() {
+            return Err(LabError::Usage(
+                "client \"embedded\" runs in this process and takes no --url; did you mean --client openai?"
+                    .into(),
+            ));
+        }
+        let name = settings.model.as_deref().unwrap_or(MODELS[0].name);
+        let bytes: Cow<'static, [u8]> = match MODELS.iter().find(|m| m.name == name) {
+            Some(model) => model.bytes.into(),
+            None if name.ends_with(".gguf") || name.contains('/') => std::fs::read(name)
+                .map_err(|e| LabError::Client(format!("cannot read model {name}: {e}")))?
+                .into(),
+            None => return Err(unknown_model(name)),
+        };
+        let model = Model::from_bytes(&bytes).map_err(|e| LabError::Client(format!("model {name}: {e}")))?;
+        let info = ModelInfo {
+            name: name.to_owned(),
+            parameters: Some(model.info().parameters),
+            format: Some(model.info().format.to_owned()),
+            sha256: Some(hex(&Sha256::digest(&bytes))),
+            engine: Some(format!("wattle {}", env!("CARGO_PKG_VERSION"))),
+        };
+        let session = Arc::new(Mutex::new(Session::new(Arc::new(model))));
+        Ok(Self { info, timeout: settings.timeout, session })
+    }
+}
+
+fn unknown_model(name: &str) -> LabError {
+    let known = || MODELS.iter().map(|m| m.name);
+    let meant = nearest(name, known()).map_or_else(String::new, |n| format!(", did you mean \"{n}\"?"));
+    LabError::Usage(format!(
+        "unknown model \"{name}\"{meant}; built-in models: {}; or a path to a .gguf file; or --client openai --url URL for a model on a server",
+        known().collect::<Vec<_>>().join(", ")
+    ))
+}
+
+impl Client for Embedded {
+    fn place(&self) -> Place {
+        Place::Here
+    }
+
+    fn health(&self) -> BoxFuture<'_, Result<(), LabError>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn prepare(&self) -> BoxFuture<'_, Result<ModelInfo, LabError>> {
+        Box::pin(async { Ok(self.info.clone()) })
+    }
+
+    fn send<'a>(&'a self, request: &'a Request, due: Stamp) -> BoxFuture<'a, Exchange> {
+        Box::pin(async move {
+            // Dropped with this future: tells the thread below to give up at its next token.
+            let cancel = CancelOnDrop(Arc::new(AtomicBool::new(false)));
+            let (session, request, timeout) = (Arc::clone(&self.session), request.clone(), self.timeout);
+            let cancelled = Arc::clone(&cancel.0);
+            let work =
+                tokio::task::spawn_blocking(move || answer(&session, &request, due, timeout, &cancelled));
+            work.await.unwrap_or_else(|e| failed(due, clock::now(), format!("the engine broke: {e}")))
+        })
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), LabError>> {
+        Box::pin(async { Ok(()) })
+    }
+}
+
+struct CancelOnDrop(Arc<AtomicBool>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn answer(
+    session: &Mutex<Session>,
+    request: &Request,
+    due: Stamp,
+    timeout: Duration,
+    cancelled: &AtomicBool,
+) -> Exchange {
+    let sent = clock::now();
+    let deadline = sent.plus_nanos(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+    // A panic in an earlier answer left nothing that a reset does not clear.
+    let mut session = session.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let options = Options {
+        max_tokens: request.max_tokens as usize,
+        temperature: request.temperature as f32,
+        top_k: 0,
+        top_p: 1.0,
+        seed: request.seed,
+    };
+    let (mut tokens, mut bytes) = (Vec::new(), Vec::new());
+    let mut timed_out = false;
+    let result = generate(&mut session, &request.prompt, &options, &mut |step| {
+        let now = clock::now();
+        if let Step::Token { byte, .. } = step {
+            tokens.push(now);
+            bytes.extend(byte);
+        }
+        timed_out = now > deadline;
+        if timed_out || cancelled.load(Ordering::Relaxed) {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    });
+    let done = clock::now();
+    let mut exchange = match result {
+        Err(error) => failed(due, sent, error.to_string()),
+        Ok(generated) => Exchange {
+            response_id: None,
+            due,
+            sent,
+            first_token: None,
+            tokens: Vec::new(),
+            done,
+            usage: Usage {
+                prompt: Some(generated.prompt_tokens as u64),
+                completion: Some(generated.completion_tokens as u64),
+                reasoning: None,
+                cached: None,
+                from: Some(TokensFrom::Usage),
+            },
+            outcome: match generated.finish {
+                Finish::Stop => Outcome::Ok { finish: exchange::Finish::Stop },
+                Finish::Length => Outcome::Ok { finish: exchange::Finish::Length },
+                Finish::Cancelled if timed_out => Outcome::Failed {
+                    class: FailureClass::Timeout,
+                    error: format!("no whole answer after {} s; raise timeout_s", timeout.as_secs_f64()),
+                },
+                Finish::Cancelled => {
+                    Outcome::Failed { class: FailureClass::Cancelled, error: "interrupted".into() }
+                }
+            },
+            answer: String::new(),
+            server: None,
+        },
+    };
+    exchange.first_token = tokens.first().copied();
+    exchange.tokens = tokens;
+    exchange.answer = String::from_utf8_lossy(&bytes).into_owned();
+    exchange
+}
+
+fn failed(due: Stamp, sent: Stamp, error: String) -> Exchange {
+    Exchange {
+        response_id: None,
+        due,
+        sent,
+        first_token: None,
+        tokens: Vec::new(),
+        done: clock::now(),
+        usage: Usage::default(),
+        outcome: Outcome::Failed { class: FailureClass::Engine, error },
+        answer: String::new(),
+        server: None,
+    }
+}

@@ -1,0 +1,84 @@
+//! What can go wrong in a run. Whether it is the user's call or the world that failed decides the exit code.
+
+use std::path::PathBuf;
+use wattle_core::registry::Unknown;
+use wattle_meter::source::OpenError;
+use wattle_store::StoreError;
+
+/// Why a run did not start or did not end well.
+#[derive(Debug, thiserror::Error)]
+pub enum LabError {
+    /// No such driver, or no such option.
+    #[error(transparent)]
+    Unknown(#[from] Unknown),
+    /// The request makes no sense.
+    #[error("{0}")]
+    Usage(String),
+    /// Sources could not be opened.
+    #[error(transparent)]
+    Source(#[from] OpenError),
+    /// `--energy measured`, and nothing can be measured.
+    #[error(
+        "energy cannot be measured here ({why}); run \"wattle doctor\" for the fix, or use --energy auto for a labelled estimate"
+    )]
+    NotMeasurable {
+        /// Why, by source.
+        why: String,
+    },
+    /// The model server is not there or not well.
+    #[error("{0}")]
+    Client(String),
+    /// The dataset cannot be read.
+    #[error("{}{}: {why}", .path.display(), .line.map_or_else(String::new, |l| format!(":{l}")))]
+    Dataset {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: Option<u64>,
+        /// What is wrong, and the way out.
+        why: String,
+    },
+    /// The run folder cannot be written or read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Too many requests failed in a row.
+    #[error("{failed} requests in a row failed, the last with: {error}; when that is mended, go on with \"wattle run --resume {}\"", .run.display())]
+    GaveUp {
+        /// How many.
+        failed: u64,
+        /// The last reason.
+        error: String,
+        /// The run folder.
+        run: PathBuf,
+    },
+    /// The run to resume was made from other prompts.
+    #[error("the dataset changed since {} was started: its prompts' digest was {then} and is {now}; start a new run", .run.display())]
+    DatasetChanged {
+        /// The run folder.
+        run: PathBuf,
+        /// Digest in `run.json`.
+        then: String,
+        /// Digest now.
+        now: String,
+    },
+    /// The system refused something basic (a thread, the runtime).
+    #[error("{what}: {error}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        error: std::io::Error,
+    },
+}
+
+impl LabError {
+    /// Whether the call was wrong (exit code 2) rather than the world (exit code 1).
+    pub const fn is_usage(&self) -> bool {
+        matches!(
+            self,
+            LabError::Unknown(_)
+                | LabError::Usage(_)
+                | LabError::Source(OpenError::Unknown(_) | OpenError::Unqualified(_))
+        )
+    }
+}

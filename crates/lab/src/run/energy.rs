@@ -1,0 +1,85 @@
+//! What a run's energy comes from: decided once, before anything is written, by the spec, the machine and where the model runs.
+
+use crate::LabError;
+use crate::client::Place;
+use std::path::PathBuf;
+use std::time::Duration;
+use wattle_core::sensor::{Panel, Sensor};
+use wattle_core::spec::{Energy, Spec};
+use wattle_core::summary::SourceInfo;
+use wattle_core::{Method, Warning};
+use wattle_meter::Meter;
+use wattle_meter::source::{self, Wanted};
+
+/// The running meter, or the reasons why there is none.
+pub(super) struct Metering {
+    pub(super) meter: Option<Meter>,
+    panel: Option<Panel>,
+    tried: Vec<SourceInfo>,
+    pub(super) warnings: Vec<Warning>,
+}
+
+impl Metering {
+    /// Opens what `spec` asks for and starts reading.
+    pub(super) fn open(spec: &Spec, place: &Place) -> Result<Self, LabError> {
+        let without = |why: String| Self {
+            meter: None,
+            panel: None,
+            tried: Vec::new(),
+            warnings: vec![Warning::NoEnergy { why }],
+        };
+        match (spec.energy, place) {
+            (Energy::None, _) => return Ok(without("--energy none was asked for".into())),
+            (mode, Place::Elsewhere { host }) => {
+                let why = format!("the model runs on {host}, and this machine's joules are not its joules");
+                return match mode {
+                    Energy::Measured => Err(LabError::NotMeasurable { why }),
+                    _ => Ok(without(why)),
+                };
+            }
+            _ => {}
+        }
+        let opened = source::open(&Wanted {
+            names: spec.source.clone(),
+            params: spec.source_param.clone(),
+            root: spec.root.as_ref().map(PathBuf::from),
+            estimate: spec.energy == Energy::Auto,
+        })?;
+        let sensors: Vec<Sensor> = opened.sources.iter().flat_map(|s| s.sensors().iter().cloned()).collect();
+        let panel = Panel::choose(&sensors);
+        let why = || {
+            let reasons =
+                opened.tried.iter().filter_map(|s| Some(format!("{}: {}", s.name, s.unavailable.as_ref()?)));
+            let text = reasons.collect::<Vec<_>>().join("; ");
+            if text.is_empty() { "no source of energy was asked for".to_owned() } else { text }
+        };
+        let mut warnings: Vec<Warning> =
+            opened.pretended.iter().map(|what| Warning::PretendedHardware { what: what.clone() }).collect();
+        let modelled = panel.as_ref().is_some_and(|p| {
+            p.sensors.iter().any(|s| sensors[usize::from(s.0)].energy_method() == Some(Method::Model))
+        });
+        match (&panel, spec.energy) {
+            (None, Energy::Measured) => return Err(LabError::NotMeasurable { why: why() }),
+            (Some(_), Energy::Measured) if modelled => return Err(LabError::NotMeasurable { why: why() }),
+            (None, _) => warnings.push(Warning::NoEnergy { why: why() }),
+            (Some(_), _) if modelled => warnings.push(Warning::EnergyEstimated { why: why() }),
+            _ => {}
+        }
+        let tried = opened.tried.clone();
+        let meter = Meter::start(opened.sources, Duration::from_secs_f64(spec.interval_ms * 1e-3))
+            .map_err(|error| LabError::System { what: "cannot start the sampler", error })?;
+        Ok(Self { meter: Some(meter), panel, tried, warnings })
+    }
+
+    pub(super) fn sensors(&self) -> &[Sensor] {
+        self.meter.as_ref().map_or(&[], Meter::sensors)
+    }
+
+    pub(super) fn panel(&self) -> Option<&Panel> {
+        self.panel.as_ref()
+    }
+
+    pub(super) fn tried(&self) -> &[SourceInfo] {
+        &self.tried
+    }
+}

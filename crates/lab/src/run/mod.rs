@@ -1,0 +1,395 @@
+//! One run, from asking whether the server is there to the files of its folder: health, hardware, idle baseline, warm-up, queries,
+//! score, attribute, save, teardown. Resuming is the same with the finished queries left out.
+
+mod desk;
+mod energy;
+
+use crate::client::{self, Client, Place};
+use crate::dataset::{self, Census, Dataset};
+use crate::score::{self, Scorer};
+use crate::{LabError, Stop, StopCause, summarize};
+use desk::Desk;
+use energy::Metering;
+use std::hash::{BuildHasher, Hasher};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use wattle_core::Warning;
+use wattle_core::event::Event;
+use wattle_core::exchange::Request;
+use wattle_core::record::{Item, Score};
+use wattle_core::spec::Spec;
+use wattle_core::summary::{ModelInfo, RunInfo, SCHEMA_VERSION, Summary, hardware_label, slug};
+use wattle_meter::clock;
+use wattle_store::RunDir;
+
+/// How often readings are collected and finished queries written.
+const PUMP: Duration = Duration::from_millis(20);
+/// Above this many parameters a model needs more warming (requirement L1).
+const LARGE_MODEL: u64 = 10_000_000_000;
+/// Warm-up answers need not be long.
+const WARMUP_TOKENS: u32 = 16;
+
+/// What to run.
+#[derive(Debug, Clone)]
+pub enum What {
+    /// A new run.
+    New {
+        /// What to do.
+        spec: Box<Spec>,
+        /// The folder in which the run's folder is made.
+        out: PathBuf,
+        /// The folder's name; by default made from hardware, model, dataset and a unique id.
+        name: Option<String>,
+        /// Whether a run of that name may be replaced.
+        overwrite: bool,
+    },
+    /// Go on with a run that was cut off.
+    Resume {
+        /// Its folder.
+        run: PathBuf,
+    },
+}
+
+/// What is going on, for whoever shows it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Progress {
+    /// A stage began.
+    Stage(&'static str),
+    /// The queries begin.
+    Start {
+        /// The run's folder.
+        run: PathBuf,
+        /// How many queries the run has.
+        total: u64,
+        /// How many were finished before.
+        done: u64,
+    },
+    /// Another query is finished and saved.
+    Query {
+        /// How many are finished.
+        done: u64,
+        /// Of how many.
+        total: u64,
+        /// How many of them failed.
+        errors: u64,
+        /// Mean joules per query so far.
+        joules_per_query: Option<f64>,
+    },
+}
+
+/// Whoever watches a run.
+pub type Observer<'a> = dyn FnMut(Progress) + 'a;
+
+/// How a run ended.
+#[derive(Debug, Clone)]
+pub struct Ended {
+    /// Its folder.
+    pub run: PathBuf,
+    /// What it found.
+    pub summary: Summary,
+    /// Why it was stopped before its end, if it was.
+    pub stopped: Option<StopCause>,
+}
+
+/// Runs it.
+pub fn run(what: What, stop: &Stop, observe: &mut Observer<'_>) -> Result<Ended, LabError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| LabError::System { what: "cannot start the event loop", error })?;
+    runtime.block_on(async {
+        let order = Order::read(what)?;
+        let client = client::open(&order.spec.client, &order.client_settings())?;
+        order.carry_out(client.as_ref(), stop, observe).await
+    })
+}
+
+/// What is to be done, read and checked, nothing touched yet.
+struct Order {
+    spec: Spec,
+    dataset: Box<dyn Dataset>,
+    census: Census,
+    scorer: Option<(String, Box<dyn Scorer>)>,
+    target: Target,
+}
+
+enum Target {
+    New { out: PathBuf, name: Option<String>, overwrite: bool },
+    Existing { dir: RunDir, info: Box<RunInfo>, past: Past },
+}
+
+/// What earlier sessions did.
+#[derive(Default)]
+struct Past {
+    sessions: u32,
+    /// Finished queries, by index.
+    done: Vec<bool>,
+}
+
+impl Order {
+    fn read(what: What) -> Result<Self, LabError> {
+        let (spec, target) = match what {
+            What::New { spec, out, name, overwrite } => (*spec, Target::New { out, name, overwrite }),
+            What::Resume { run } => {
+                let dir = RunDir::open(&run)?;
+                let info = dir.info()?;
+                let past = Past::read(&dir, info.queries)?;
+                (info.spec.clone(), Target::Existing { dir, info: Box::new(info), past })
+            }
+        };
+        let settings = dataset::Settings {
+            params: spec.dataset_param.clone(),
+            count: spec.max_queries,
+            seed: spec.seed,
+        };
+        let dataset = dataset::open(&spec.dataset, &settings)?;
+        let scorer = spec.scorer.clone().unwrap_or_else(|| dataset.usual_scorer().to_owned());
+        let opened = score::open(&scorer)?;
+        let census = dataset::census(dataset.as_ref())?;
+        if census.items == 0 {
+            return Err(LabError::Dataset {
+                path: spec.dataset_param.get("path").unwrap_or(&spec.dataset).into(),
+                line: None,
+                why: "holds no question".into(),
+            });
+        }
+        if let Target::Existing { dir, info, .. } = &target
+            && info.dataset_sha256 != census.sha256
+        {
+            let (then, now) = (info.dataset_sha256.clone(), census.sha256);
+            return Err(LabError::DatasetChanged { run: dir.path().into(), then, now });
+        }
+        let scorer = census.answers.then_some((scorer, opened));
+        Ok(Self { spec, dataset, census, scorer, target })
+    }
+
+    fn client_settings(&self) -> client::Settings {
+        client::Settings {
+            url: self.spec.url.clone(),
+            model: self.spec.model.clone(),
+            params: self.spec.client_param.clone(),
+            timeout: Duration::from_secs_f64(self.spec.timeout_s),
+        }
+    }
+
+    async fn carry_out(
+        &self,
+        client: &dyn Client,
+        stop: &Stop,
+        observe: &mut Observer<'_>,
+    ) -> Result<Ended, LabError> {
+        if let Target::Existing { dir, past, .. } = &self.target
+            && past.done.iter().all(|d| *d)
+        {
+            let _lock = dir.lock()?;
+            observe(Progress::Stage("nothing left to ask; writing the files anew"));
+            return self.wrap_up(dir, None);
+        }
+        observe(Progress::Stage("asking the client whether it is there"));
+        client.health().await?;
+        let model = client.prepare().await?;
+        observe(Progress::Stage("opening sensors"));
+        let metering = Metering::open(&self.spec, &client.place())?;
+        let (dir, past) = self.folder(&model, &metering)?;
+        let lock = dir.lock()?;
+        let session = Session { order: self, client, model: &model, stop, past: &past };
+        let held = session.hold(&dir, metering, observe).await;
+        observe(Progress::Stage("writing the files"));
+        let ended = self.wrap_up(&dir, held.as_ref().ok().copied().flatten());
+        drop(lock);
+        // The session's own trouble comes first; the files were still written as far as that went.
+        held.and(ended)
+    }
+
+    /// The folder, new or old.
+    fn folder(&self, model: &ModelInfo, metering: &Metering) -> Result<(RunDir, Past), LabError> {
+        let (out, name, overwrite) = match &self.target {
+            Target::Existing { dir, info, .. } => {
+                return Ok((RunDir::open(dir.path())?, Past::read(dir, info.queries)?));
+            }
+            Target::New { out, name, overwrite } => (out, name, *overwrite),
+        };
+        let root = self.spec.root.as_deref().unwrap_or("/");
+        let host = wattle_meter::host(Path::new(root));
+        let label = hardware_label(&host, metering.sensors());
+        let run_id = unique_id();
+        let name = name.clone().unwrap_or_else(|| {
+            let (model, dataset) = (slug(&model.name, 40), slug(&self.dataset.name(), 40));
+            format!("{label}_{model}_{dataset}_{}", &run_id[..8])
+        });
+        if overwrite && out.join(&name).exists() {
+            RunDir::open(&out.join(&name))?.remove()?;
+        }
+        let dir = RunDir::create(out, &name)?;
+        let panel = metering.panel();
+        let info = RunInfo {
+            schema_version: SCHEMA_VERSION,
+            run_id,
+            created: clock::wall().to_string(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            spec: self.spec.clone(),
+            queries: self.census.items,
+            dataset_name: self.dataset.name(),
+            dataset_sha256: self.census.sha256.clone(),
+            scorer: self.scorer.as_ref().map(|(name, _)| name.clone()),
+            host,
+            hardware_label: label,
+            model: model.clone(),
+            sources: metering.tried().to_vec(),
+            sensors: metering.sensors().to_vec(),
+            panel: panel.map_or_else(Vec::new, |p| {
+                p.sensors.iter().map(|s| metering.sensors()[usize::from(s.0)].name.clone()).collect()
+            }),
+            perimeter: panel.map(|p| p.perimeter),
+        };
+        if let Err(error) = dir.write_info(&info) {
+            // A folder without `run.json` is no run; leave none behind.
+            let _ = std::fs::remove_dir_all(dir.path());
+            return Err(error.into());
+        }
+        Ok((dir, Past { sessions: 0, done: vec![false; self.census.items as usize] }))
+    }
+
+    fn wrap_up(&self, dir: &RunDir, stopped: Option<StopCause>) -> Result<Ended, LabError> {
+        dir.finish()?;
+        let summary = summarize(dir, clock::wall())?;
+        dir.write_summary(&summary)?;
+        Ok(Ended { run: dir.path().into(), summary, stopped })
+    }
+}
+
+impl Past {
+    fn read(dir: &RunDir, queries: u64) -> Result<Self, LabError> {
+        let mut past = Past { sessions: 0, done: vec![false; queries as usize] };
+        dir.replay(|line| match line.event {
+            Event::Session { session, .. } => past.sessions = past.sessions.max(session + 1),
+            Event::Record(record) => {
+                if let Some(done) = past.done.get_mut(record.item.index as usize) {
+                    *done = true;
+                }
+            }
+            _ => {}
+        })?;
+        Ok(past)
+    }
+
+    fn finished(&self) -> u64 {
+        self.done.iter().filter(|d| **d).count() as u64
+    }
+}
+
+/// One uninterrupted stretch of a run.
+struct Session<'a> {
+    order: &'a Order,
+    client: &'a dyn Client,
+    model: &'a ModelInfo,
+    stop: &'a Stop,
+    past: &'a Past,
+}
+
+impl Session<'_> {
+    async fn hold(
+        &self,
+        dir: &RunDir,
+        metering: Metering,
+        observe: &mut Observer<'_>,
+    ) -> Result<Option<StopCause>, LabError> {
+        let spec = &self.order.spec;
+        let number = self.past.sessions;
+        let mut desk = Desk::open(dir, number, metering, spec)?;
+        desk.note(&Event::Session {
+            session: number,
+            anchor: clock::anchor(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            queries: self.order.census.items,
+        })?;
+        let result = tokio::select! {
+            biased;
+            cause = self.stop.wait() => Ok(Some(cause)),
+            result = self.work(&mut desk, dir, observe) => result.map(|()| None),
+        };
+        if let Ok(Some(_)) = &result {
+            desk.note(&Event::plain("interrupted"))?;
+        }
+        if let Err(error) = self.client.close().await {
+            desk.note(&Event::Warning(Warning::Close { error: error.to_string() }))?;
+        }
+        // Whatever happened, what had finished is saved.
+        let closed = desk.close(self.client.place() == Place::Here, observe);
+        result.and_then(|cause| closed.map(|()| cause))
+    }
+
+    async fn work(&self, desk: &mut Desk, dir: &RunDir, observe: &mut Observer<'_>) -> Result<(), LabError> {
+        let spec = &self.order.spec;
+        if desk.meters() && spec.idle_s > 0.0 {
+            observe(Progress::Stage("measuring the idle machine"));
+            desk.idle(Duration::from_secs_f64(spec.idle_s)).await?;
+        }
+        observe(Progress::Stage("warming up"));
+        self.warm_up(desk).await?;
+
+        let total = self.order.census.items;
+        observe(Progress::Start { run: dir.path().into(), total, done: self.past.finished() });
+        desk.start_queries(total, self.past.finished());
+        let began = clock::now();
+        for item in self.order.dataset.items()? {
+            let item = item?;
+            if self.past.done.get(item.index as usize).copied().unwrap_or(false) {
+                continue;
+            }
+            let request = self.request(&item.prompt, spec.max_tokens);
+            let exchange = {
+                let answer = self.client.send(&request, clock::now());
+                desk.pump_while(answer, observe).await?
+            };
+            let score = self.score(&item, exchange.outcome.is_ok().then_some(exchange.answer.as_str()));
+            desk.take(item, exchange, score, observe)?;
+        }
+        desk.settle_all(observe).await?;
+        desk.note(&Event::phase("queries", clock::now().since(began).get()))?;
+        Ok(())
+    }
+
+    async fn warm_up(&self, desk: &mut Desk) -> Result<(), LabError> {
+        let large = self.model.parameters.is_some_and(|n| n > LARGE_MODEL);
+        let count = self.order.spec.warmup.unwrap_or(if large { 5 } else { 3 });
+        let began = clock::now();
+        for i in 0..count {
+            // An extra request, never an item of the dataset: its answer must not be in a cache.
+            let request =
+                self.request(&format!("warm up {i}"), WARMUP_TOKENS.min(self.order.spec.max_tokens));
+            let exchange = desk.pump_while(self.client.send(&request, clock::now()), &mut |_| {}).await?;
+            if let Some(error) = exchange.outcome.error() {
+                desk.note(&Event::with("warmup_failed", serde_json::json!({ "error": error })))?;
+            }
+        }
+        desk.note(&Event::phase("warmup", clock::now().since(began).get()))
+    }
+
+    fn request(&self, prompt: &str, max_tokens: u32) -> Request {
+        let spec = &self.order.spec;
+        Request {
+            model: self.model.name.clone(),
+            prompt: prompt.to_owned(),
+            max_tokens,
+            temperature: spec.temperature,
+            seed: spec.seed,
+        }
+    }
+
+    /// A failed query is a wrong one; a question without an expected answer has no score.
+    fn score(&self, item: &Item, answer: Option<&str>) -> Option<Score> {
+        let (name, scorer) = self.order.scorer.as_ref()?;
+        let expected = item.expected.as_deref()?;
+        Some(Score { value: answer.map_or(0.0, |a| scorer.score(expected, a)), scorer: name.clone() })
+    }
+}
+
+/// Sixteen hexadecimal digits that no other run has.
+fn unique_id() -> String {
+    // The standard library seeds this from the system's random numbers; the time makes a repeat harmless.
+    let mut hasher = std::hash::RandomState::new().build_hasher();
+    hasher.write_u64(clock::wall().0);
+    hasher.write_u32(std::process::id());
+    format!("{:016x}", hasher.finish())
+}

@@ -1,0 +1,206 @@
+//! Sources: one file each, and two adjacent lines here. Each compiles everywhere and says by itself why it cannot be read.
+
+use std::path::PathBuf;
+use wattle_core::registry::{self, About, Params, Unknown};
+use wattle_core::sensor::Sensor;
+use wattle_core::summary::SourceInfo;
+
+mod model;
+mod nvml;
+mod procstat;
+mod rapl;
+mod replay;
+
+/// Every source there is, best first.
+pub const DRIVERS: &[Driver] = &[nvml::DRIVER, rapl::DRIVER, replay::DRIVER, procstat::DRIVER, model::DRIVER];
+
+/// How a source is found and opened.
+pub struct Driver {
+    /// Its name, one line, its options.
+    pub about: About,
+    /// When it is opened unless the user says otherwise.
+    pub when: When,
+    /// Opens it.
+    pub open: fn(&Settings) -> Result<Box<dyn Source>, Unavailable>,
+}
+
+/// When a source is opened unless the user says otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// Always, if it can be.
+    Present,
+    /// Only if nothing measures energy.
+    LastResort,
+    /// Only when named.
+    Named,
+}
+
+/// What a source is opened with.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Its own options.
+    pub params: Params,
+    /// Where sysfs and procfs are found: `/`, or a folder of pretended hardware.
+    pub root: PathBuf,
+}
+
+impl Settings {
+    /// A path of the system, below the root.
+    pub fn path(&self, absolute: &str) -> PathBuf {
+        self.root.join(absolute.trim_start_matches('/'))
+    }
+}
+
+/// Why a source cannot be read, and what would change that.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{why}; {fix}")]
+pub struct Unavailable {
+    /// What is missing.
+    pub why: String,
+    /// What to do about it.
+    pub fix: String,
+}
+
+impl Unavailable {
+    pub(crate) fn new(why: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { why: why.into(), fix: fix.into() }
+    }
+}
+
+/// How much to read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Depth {
+    /// Only what changes fast: energy and power.
+    Fast,
+    /// Everything: temperature, memory, utilisation too. Asked for a few times a second.
+    All,
+}
+
+/// Something that is read.
+pub trait Source: Send {
+    /// What it reads, fixed once opened.
+    fn sensors(&self) -> &[Sensor];
+
+    /// Reads now: calls `put` with the position in [`Source::sensors`] and the value, `None` where the read failed. A sensor
+    /// that is not due at this depth is left out. Must not allocate or block for long: it runs on the sampler's thread.
+    fn read(&mut self, depth: Depth, put: &mut dyn FnMut(usize, Option<f64>));
+
+    /// What is pretended about it, if anything: a stand-in library, another root.
+    fn pretended(&self) -> Option<String> {
+        None
+    }
+}
+
+/// What the user asked of the sources.
+#[derive(Debug, Clone, Default)]
+pub struct Wanted {
+    /// Names, or empty for all that are there.
+    pub names: Vec<String>,
+    /// Options, as `source.key`.
+    pub params: Params,
+    /// Another root than `/`.
+    pub root: Option<PathBuf>,
+    /// Whether a model may stand in where nothing measures energy.
+    pub estimate: bool,
+}
+
+/// The sources that could be opened, and what became of all of them.
+pub struct Opened {
+    /// Ready to be read.
+    pub sources: Vec<Box<dyn Source>>,
+    /// Every source that was tried.
+    pub tried: Vec<SourceInfo>,
+    /// What is pretended.
+    pub pretended: Vec<String>,
+}
+
+/// Why sources could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// No such source, or no such option.
+    #[error(transparent)]
+    Unknown(#[from] Unknown),
+    /// The user named it, and it is not there.
+    #[error("source \"{name}\" cannot be read: {unavailable}")]
+    Named {
+        /// Its name.
+        name: String,
+        /// Why, and the way out.
+        unavailable: Unavailable,
+    },
+    /// A source option without its source.
+    #[error("source option \"{0}\" must be written source.key=value, for example rapl.root=/mnt")]
+    Unqualified(String),
+}
+
+/// Opens what was asked for, or what there is.
+pub fn open(wanted: &Wanted) -> Result<Opened, OpenError> {
+    for name in &wanted.names {
+        registry::find("source", DRIVERS, |d| d.about, name)?;
+    }
+    let mut params: Vec<Params> = vec![Params::new(); DRIVERS.len()];
+    for (key, value) in &wanted.params {
+        let (name, option) = key.split_once('.').ok_or_else(|| OpenError::Unqualified(key.clone()))?;
+        let driver = registry::find("source", DRIVERS, |d| d.about, name)?;
+        let at = DRIVERS.iter().position(|d| d.about.name == driver.about.name).unwrap_or_default();
+        params[at].insert(option.to_owned(), value.clone());
+        driver.about.check("source", &params[at])?;
+    }
+    let mut opened = Opened { sources: Vec::new(), tried: Vec::new(), pretended: Vec::new() };
+    for (driver, params) in DRIVERS.iter().zip(params) {
+        let named = wanted.names.iter().any(|n| n == driver.about.name);
+        let measures = opened.sources.iter().any(|s| s.sensors().iter().any(|s| s.energy_method().is_some()));
+        let by_default = match driver.when {
+            When::Present => true,
+            When::LastResort => wanted.estimate && !measures,
+            // Naming a file for it is naming it.
+            When::Named => !params.is_empty(),
+        };
+        if !(named || wanted.names.is_empty() && by_default) {
+            continue;
+        }
+        let settings = Settings { params, root: wanted.root.clone().unwrap_or_else(|| "/".into()) };
+        let (unavailable, fix) = match (driver.open)(&settings) {
+            Ok(source) => {
+                opened.pretended.extend(source.pretended());
+                opened.sources.push(source);
+                (None, None)
+            }
+            Err(unavailable) if named => {
+                return Err(OpenError::Named { name: driver.about.name.to_owned(), unavailable });
+            }
+            Err(Unavailable { why, fix }) => (Some(why), Some(fix)),
+        };
+        opened.tried.push(SourceInfo { name: driver.about.name.to_owned(), unavailable, fix });
+    }
+    if let Some(root) = wanted.root.as_ref().filter(|r| r.as_os_str() != "/") {
+        opened.pretended.push(format!("sysfs and procfs below {}", root.display()));
+    }
+    Ok(opened)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_source_or_option_is_told_with_the_nearest() {
+        let error = |names: &[&str], key: &str| {
+            let params =
+                if key.is_empty() { Params::new() } else { Params::from([(key.to_owned(), "x".to_owned())]) };
+            let names = names.iter().map(|n| (*n).to_owned()).collect();
+            open(&Wanted { names, params, ..Wanted::default() }).err().unwrap().to_string()
+        };
+        assert!(error(&["nvlm"], "").contains("did you mean \"nvml\"?"));
+        assert!(error(&[], "rapl.rot").contains("rapl"));
+        assert!(error(&[], "root").contains("source.key=value"));
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut names: Vec<_> = DRIVERS.iter().map(|d| d.about.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), DRIVERS.len());
+    }
+}

@@ -1,0 +1,241 @@
+//! `log.jsonl`, the write-ahead log: one line per event, each appended with a single write as it happens.
+//!
+//! A kill can only tear the last line, and a torn line has no newline: the reader leaves it alone, the next writer cuts it off.
+
+use crate::error::{Result, StoreError};
+use crate::file;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::PathBuf;
+use wattle_core::event::{Event, Line};
+use wattle_core::record::Record;
+use wattle_core::time::Wall;
+
+/// Appends to the log.
+#[derive(Debug)]
+pub struct LogWriter {
+    file: File,
+    path: PathBuf,
+    line: Vec<u8>,
+}
+
+impl LogWriter {
+    pub(crate) fn open(path: PathBuf) -> Result<Self> {
+        let open = || {
+            let mut file = File::options().create(true).read(true).append(true).open(&path)?;
+            let whole = whole_lines(&mut file)?;
+            if whole < file.metadata()?.len() {
+                file.set_len(whole)?;
+            }
+            Ok(file)
+        };
+        let file = open().map_err(|e: io::Error| StoreError::write(&path, e))?;
+        Ok(Self { file, path, line: Vec::new() })
+    }
+
+    /// Appends one event, whole or not at all. When this returns the line survives the death of the process; a power cut
+    /// may still take the last seconds, because a sync per line would be part of what is measured.
+    pub fn append(&mut self, wall: Wall, event: &Event) -> Result<()> {
+        #[derive(Serialize)]
+        struct Stamped<'a> {
+            ts: String,
+            #[serde(flatten)]
+            event: &'a Event,
+        }
+        self.line.clear();
+        let stamped = Stamped { ts: wall.to_string(), event };
+        serde_json::to_writer(&mut self.line, &stamped).map_err(|e| StoreError::write(&self.path, e))?;
+        if let Event::Record(record) = event {
+            // JSON has no NaN, and readers limit nesting: better to hear of it now than when the run is resumed.
+            serde_json::from_slice::<Record>(&self.line)
+                .map_err(|e| StoreError::Unrepeatable { index: record.item.index, why: e.to_string() })?;
+        }
+        self.line.push(b'\n');
+        file::append(&mut self.file, &self.line).map_err(|e| StoreError::write(&self.path, e))
+    }
+}
+
+/// The length of the file up to and with its last newline.
+fn whole_lines(file: &mut File) -> io::Result<u64> {
+    let mut buffer = vec![0; 64 * 1024];
+    let mut end = file.metadata()?.len();
+    while end > 0 {
+        let start = end.saturating_sub(buffer.len() as u64);
+        let block = &mut buffer[..(end - start) as usize];
+        file.seek(SeekFrom::Start(start))?;
+        file.read_exact(block)?;
+        if let Some(newline) = block.iter().rposition(|b| *b == b'\n') {
+            return Ok(start + newline as u64 + 1);
+        }
+        end = start;
+    }
+    Ok(0)
+}
+
+/// The lines of a log, one after the other. After `None` it can be asked again: a running log may have grown.
+#[derive(Debug)]
+pub struct Lines {
+    file: BufReader<File>,
+    path: PathBuf,
+    /// The line at hand; after the end, what there is of a line without its newline.
+    line: Vec<u8>,
+    lines: u64,
+    bytes: u64,
+    skipped: u64,
+}
+
+impl Lines {
+    pub(crate) fn open(path: PathBuf) -> Result<Self> {
+        let file = File::open(&path).map_err(|e| StoreError::read(&path, e))?;
+        let file = BufReader::with_capacity(1 << 16, file);
+        Ok(Self { file, path, line: Vec::new(), lines: 0, bytes: 0, skipped: 0 })
+    }
+
+    /// How far it has come.
+    pub fn so_far(&self) -> Replay {
+        Replay { lines: self.lines, bytes: self.bytes, skipped: self.skipped, torn: !self.line.is_empty() }
+    }
+}
+
+/// How far the log was read, and what was left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Replay {
+    /// Whole lines.
+    pub lines: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Those of them that this version does not understand: a user's own, or a later version's.
+    pub skipped: u64,
+    /// Whether a line without its newline follows: it is being written, or its writer was killed.
+    pub torn: bool,
+}
+
+impl Iterator for Lines {
+    type Item = Result<Line>;
+
+    fn next(&mut self) -> Option<Result<Line>> {
+        loop {
+            if let Err(e) = self.file.read_until(b'\n', &mut self.line) {
+                return Some(Err(StoreError::read(&self.path, e)));
+            }
+            if self.line.last() != Some(&b'\n') {
+                return None;
+            }
+            self.lines += 1;
+            self.bytes += self.line.len() as u64;
+            let parsed = parse(&self.line);
+            self.line.clear();
+            match parsed {
+                Ok(Some(line)) => return Some(Ok(line)),
+                Ok(None) => self.skipped += 1,
+                Err(e) => {
+                    let (path, line) = (self.path.clone(), self.lines);
+                    return Some(Err(StoreError::Line { path, line, why: e.to_string() }));
+                }
+            }
+        }
+    }
+}
+
+/// One line; `None` if it is of no use here. What carries results must be understood, everything else may be.
+fn parse(line: &[u8]) -> serde_json::Result<Option<Line>> {
+    #[derive(Deserialize)]
+    struct Head<'a> {
+        #[serde(rename = "type", borrow)]
+        kind: Cow<'a, str>,
+        #[serde(default)]
+        ts: serde_json::Value,
+    }
+    let head: Head = serde_json::from_slice(line)?;
+    match head.kind.as_ref() {
+        // Straight to the record: by way of `Line` serde would first copy every field into a tree, at a third of the speed.
+        "record" => {
+            let event = Event::Record(serde_json::from_slice(line)?);
+            Ok(Some(Line { ts: head.ts.as_str().unwrap_or_default().to_owned(), event }))
+        }
+        "session" => serde_json::from_slice(line).map(Some),
+        _ => Ok(serde_json::from_slice(line).ok()),
+    }
+}
+
+/// The finished queries of a log, each once.
+#[derive(Debug)]
+pub struct Records {
+    lines: Lines,
+    seen: Seen,
+    duplicates: u64,
+}
+
+impl Records {
+    pub(crate) fn new(lines: Lines) -> Self {
+        Self { lines, seen: Seen::default(), duplicates: 0 }
+    }
+
+    /// How far the log was read for them.
+    pub fn so_far(&self) -> Replay {
+        self.lines.so_far()
+    }
+
+    /// Records left out because an earlier one has the same index.
+    pub const fn duplicates(&self) -> u64 {
+        self.duplicates
+    }
+}
+
+impl Iterator for Records {
+    type Item = Result<Record>;
+
+    fn next(&mut self) -> Option<Result<Record>> {
+        loop {
+            match self.lines.next()? {
+                Ok(Line { event: Event::Record(record), .. }) if self.seen.insert(record.item.index) => {
+                    return Some(Ok(*record));
+                }
+                Ok(Line { event: Event::Record(_), .. }) => self.duplicates += 1,
+                Ok(_) => {}
+                Err(e) => return Some(Err(e)),
+            }
+        }
+    }
+}
+
+/// A set of indexes as ranges, first to last: a run of a billion queries in order is one range.
+#[derive(Debug, Default)]
+struct Seen(BTreeMap<u64, u64>);
+
+impl Seen {
+    fn contains(&self, index: u64) -> bool {
+        self.0.range(..=index).next_back().is_some_and(|(_, last)| index <= *last)
+    }
+
+    /// Adds an index; false if it was there.
+    fn insert(&mut self, index: u64) -> bool {
+        if self.contains(index) {
+            return false;
+        }
+        let before = self.0.range(..index).next_back().filter(|(_, last)| **last + 1 == index);
+        let first = before.map_or(index, |(first, _)| *first);
+        let last = index.checked_add(1).and_then(|next| self.0.remove(&next)).unwrap_or(index);
+        self.0.insert(first, last);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indexes_are_seen_once_in_any_order_and_neighbours_become_one_range() {
+        let mut seen = Seen::default();
+        for index in [5, 0, 2, 1, u64::MAX, 4, u64::MAX - 1, 3] {
+            assert!(!seen.contains(index));
+            assert!(seen.insert(index));
+            assert!(!seen.insert(index));
+        }
+        assert_eq!(seen.0, BTreeMap::from([(0, 5), (u64::MAX - 1, u64::MAX)]));
+    }
+}

@@ -1,0 +1,12 @@
+//! The run folder from outside, as one test program: what is promised in docs/schema.md, kept.
+
+#![recursion_limit = "256"] // a row of requests.parquet as one json!
+
+mod docs;
+mod finish;
+mod kill;
+mod log;
+mod readings;
+mod run_dir;
+mod sample;
+mod table;

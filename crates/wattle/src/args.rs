@@ -1,0 +1,278 @@
+//! The command line as text: what was typed, nothing opened yet. Every flag of [`SpecArgs`] is a key of the spec.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// What an answer from a language model costs, next to how good it is.
+#[derive(Debug, Parser)]
+#[command(
+    name = "wattle",
+    version,
+    max_term_width = 110,
+    after_help = "Start with:\n  wattle run          measure a small built-in model, nothing to install\n  wattle doctor       can energy be measured on this machine?"
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Measure a model: ask it questions, score the answers, meter the energy
+    Run(Box<RunArgs>),
+    /// Write a run's report as one HTML file
+    Report(ReportArgs),
+    /// Say which sensors this machine has, and how to get at the others
+    Doctor(DoctorArgs),
+    /// List what there is to choose from
+    List(ListArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  wattle run                                            the built-in model on the built-in questions
+  wattle run --model demo-300k --max-queries 500        a smaller model, all questions
+  wattle run --client openai --url http://127.0.0.1:8000/v1 --dataset jsonl \\
+      --dataset-param path=questions.jsonl --dataset-param prompt=question --scorer contains
+  wattle run --resume runs/NAME                         go on after a crash or Ctrl-C
+  wattle run --from runs/NAME --seed 2                  the same again with another seed
+  wattle run --format json > result.json                for programs
+
+Every option is also a key of wattle.toml (max_queries = 10) and an environment variable
+(WATTLE_MAX_QUERIES=10). Flags win over the environment, the environment over the file.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated.")]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) spec: SpecArgs,
+    /// Folder in which the run's folder is made
+    #[arg(long, value_name = "DIR", default_value = "runs", help_heading = "Result")]
+    pub(crate) out: PathBuf,
+    /// Name of the run's folder instead of HARDWARE_MODEL_DATASET_ID
+    #[arg(long, help_heading = "Result", conflicts_with = "resume")]
+    pub(crate) name: Option<String>,
+    /// Replace a run of that --name
+    #[arg(long, requires = "name", help_heading = "Result")]
+    pub(crate) overwrite: bool,
+    /// Go on with this run; asks no question twice
+    #[arg(long, value_name = "RUN", help_heading = "Result", conflicts_with_all = ["from", "config"])]
+    pub(crate) resume: Option<PathBuf>,
+    /// Start from the settings of this run
+    #[arg(long, value_name = "RUN", help_heading = "Result")]
+    pub(crate) from: Option<PathBuf>,
+    /// Settings file instead of ./wattle.toml
+    #[arg(long, value_name = "FILE", help_heading = "Result")]
+    pub(crate) config: Option<PathBuf>,
+    /// What to print
+    #[arg(long, value_enum, default_value_t, help_heading = "Result")]
+    pub(crate) format: Format,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For people
+    #[default]
+    Table,
+    /// summary.json
+    Json,
+}
+
+/// The flags that are keys of the spec. What is not given is left to weaker layers.
+#[derive(Debug, Default, Args, Serialize)]
+pub(crate) struct SpecArgs {
+    /// Who answers: see "wattle list clients" [default: embedded]
+    #[arg(long, value_name = "ID", help_heading = "Model")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    client: Option<String>,
+    /// Where the model server is
+    #[arg(long, help_heading = "Model")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    url: Option<String>,
+    /// Built-in model, path to a GGUF file, or the name its server knows
+    #[arg(long, value_name = "NAME|PATH", help_heading = "Model")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<String>,
+    /// Option of the client; may be repeated
+    #[arg(long, value_name = "K=V", value_parser = pair, help_heading = "Model")]
+    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "as_map")]
+    client_param: Vec<(String, String)>,
+    /// At most this many tokens of answer [default: 256]
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_tokens: Option<u32>,
+    /// Sampling temperature; 0 is greedy [default: 0]
+    #[arg(long, value_name = "T", help_heading = "Model")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    temperature: Option<f64>,
+    /// What is asked: see "wattle list datasets" [default: builtin]
+    #[arg(long, value_name = "ID", help_heading = "Questions")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dataset: Option<String>,
+    /// Option of the dataset; may be repeated
+    #[arg(long, value_name = "K=V", value_parser = pair, help_heading = "Questions")]
+    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "as_map")]
+    dataset_param: Vec<(String, String)>,
+    /// At most this many questions
+    #[arg(long, value_name = "N", help_heading = "Questions")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_queries: Option<u64>,
+    /// How answers are judged: see "wattle list scorers" [default: as the dataset suggests]
+    #[arg(long, value_name = "ID", help_heading = "Questions")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scorer: Option<String>,
+    /// Seed of the choice of questions and of sampling [default: 1]
+    #[arg(long, value_name = "N", help_heading = "Questions")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seed: Option<u64>,
+    /// Requests in flight at once; this version: 1 [default: 1]
+    #[arg(long, value_name = "N", help_heading = "Load")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    concurrency: Option<u32>,
+    /// Extra requests before the measured ones [default: 3, or 5 above 10 B parameters]
+    #[arg(long, value_name = "N", help_heading = "Load")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warmup: Option<u32>,
+    /// A request that takes longer, in seconds, has failed [default: 600]
+    #[arg(long, value_name = "S", help_heading = "Load")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeout_s: Option<f64>,
+    /// Give up after this many failures in a row; 0 never does [default: 10]
+    #[arg(long, value_name = "N", help_heading = "Load")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_errors: Option<u64>,
+    /// Where energy figures may come from: auto, measured or none [default: auto]
+    #[arg(long, value_name = "MODE", help_heading = "Energy")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    energy: Option<String>,
+    /// Read only this source; may be repeated: see "wattle list sources"
+    #[arg(long, value_name = "ID", help_heading = "Energy")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    source: Vec<String>,
+    /// Option of a source, as source.key=value; may be repeated
+    #[arg(long, value_name = "S.K=V", value_parser = pair, help_heading = "Energy")]
+    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "as_map")]
+    source_param: Vec<(String, String)>,
+    /// Read sysfs and procfs below this folder: pretended hardware, and the run says so
+    #[arg(long, value_name = "DIR", help_heading = "Energy")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    root: Option<String>,
+    /// How often counters are polled, in milliseconds [default: 5]
+    #[arg(long, value_name = "MS", help_heading = "Energy")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    interval_ms: Option<f64>,
+    /// Length of the idle baseline, in seconds [default: 1]
+    #[arg(long, value_name = "S", help_heading = "Energy")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    idle_s: Option<f64>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  wattle report runs/NAME --out report.html")]
+pub(crate) struct ReportArgs {
+    /// Folder of the run
+    pub(crate) run: PathBuf,
+    /// File to write instead of report.html in the run's folder
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  wattle doctor
+  wattle doctor --json | jq .measurable
+  wattle doctor --source-param nvml.library=/usr/lib/libnvidia-ml.so.1
+
+Exit codes: 0 energy can be measured, 1 it cannot.")]
+pub(crate) struct DoctorArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Option of a source, as source.key=value; may be repeated
+    #[arg(long, value_name = "S.K=V", value_parser = pair)]
+    pub(crate) source_param: Vec<(String, String)>,
+    /// Read sysfs and procfs below this folder
+    #[arg(long, value_name = "DIR")]
+    pub(crate) root: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  wattle list metrics\n  wattle list datasets --format json")]
+pub(crate) struct ListArgs {
+    /// What to list
+    #[arg(value_enum)]
+    pub(crate) kind: Listed,
+    /// How to print it
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) format: Format,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Listed {
+    /// Who can be asked
+    Clients,
+    /// What can be asked
+    Datasets,
+    /// How answers are judged
+    Scorers,
+    /// Where energy comes from
+    Sources,
+    /// What the figures mean
+    Metrics,
+    /// Built-in models
+    Models,
+}
+
+/// `key=value`; the value may hold anything, commas and further `=` included.
+fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("must be written KEY=VALUE".into()),
+    }
+}
+
+fn as_map<S: serde::Serializer>(pairs: &[(String, String)], serializer: S) -> Result<S::Ok, S::Error> {
+    pairs.iter().cloned().collect::<BTreeMap<_, _>>().serialize(serializer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_key_of_the_spec_is_a_flag_of_the_same_name_and_no_other() {
+        let mut command = Cli::command();
+        command.build();
+        let run = command.find_subcommand("run").unwrap();
+        let not_spec = ["out", "name", "overwrite", "resume", "from", "config", "format", "help"];
+        let mut flags: Vec<String> = run
+            .get_arguments()
+            .map(|a| a.get_id().to_string())
+            .filter(|id| !not_spec.contains(&id.as_str()))
+            .collect();
+        let mut keys = wattle_core::Spec::keys();
+        flags.sort();
+        keys.sort();
+        assert_eq!(flags, keys);
+    }
+
+    #[test]
+    fn every_command_has_an_example() {
+        for command in Cli::command().get_subcommands() {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains("Example"), "{}", command.get_name());
+        }
+    }
+
+    #[test]
+    fn values_may_hold_commas_and_equal_signs() {
+        assert_eq!(pair("path=a,b=c"), Ok(("path".into(), "a,b=c".into())));
+        assert!(pair("=x").is_err() && pair("x").is_err());
+    }
+}

@@ -1,0 +1,125 @@
+//! `wattle run`.
+
+use crate::args::{Format, RunArgs};
+use crate::cmd::{print, print_json};
+use crate::config::{self, Usage};
+use crate::render;
+use anyhow::Result;
+use indicatif::{ProgressBar, ProgressStyle};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::Duration;
+use wattle_lab::run::{Progress, What, run as run_lab};
+use wattle_lab::{Stop, StopCause};
+
+/// Runs and shows the result.
+pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
+    let what = match &args.resume {
+        Some(_) if config::has_flags(&args.spec)? => {
+            return Err(Usage(
+                "--resume goes on with the settings of its run; leave the other options out".into(),
+            )
+            .into());
+        }
+        Some(run) => What::Resume { run: run.clone() },
+        None => What::New {
+            spec: Box::new(config::spec(args)?),
+            out: args.out.clone(),
+            name: args.name.clone(),
+            overwrite: args.overwrite || may_replace(args)?,
+        },
+    };
+    let stop = Stop::default();
+    end_on_signals(stop.clone())?;
+    let bar = Bar::new();
+    let ended = run_lab(what, &stop, &mut |progress| bar.show(progress));
+    bar.0.finish_and_clear();
+    let ended = ended?;
+    // The report is a convenience; a run is no worse for lacking it.
+    let report = wattle_serve::report::write(&ended.run, None);
+    if let Err(error) = &report {
+        eprintln!("wattle: no report was written: {error}");
+    }
+    match args.format {
+        Format::Json => print_json(&ended.summary)?,
+        Format::Table => print(&render::result(&ended, report.ok().as_deref()))?,
+    }
+    if let Some(cause) = ended.stopped {
+        eprintln!("wattle: stopped; go on with: wattle run --resume {}", ended.run.display());
+        return Ok(ExitCode::from(exit_code(cause)));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Asks before a run is replaced, where there is somebody to ask.
+fn may_replace(args: &RunArgs) -> Result<bool> {
+    let Some(path) = args.name.as_ref().map(|n| args.out.join(n)).filter(|p| p.exists()) else {
+        return Ok(false);
+    };
+    if !std::io::stdin().is_terminal() {
+        return Ok(false);
+    }
+    eprint!("{} exists. Replace it? All its data will be removed. [y/N] ", path.display());
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+const fn exit_code(cause: StopCause) -> u8 {
+    match cause {
+        StopCause::Interrupt => 130,
+        StopCause::Terminate => 143,
+    }
+}
+
+/// The first signal ends the run in good order, the second at once. Nothing finished is lost either way.
+fn end_on_signals(stop: Stop) -> Result<()> {
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
+    std::thread::Builder::new().name("wattle-signals".into()).spawn(move || {
+        for signal in signals.forever() {
+            let cause = if signal == SIGINT { StopCause::Interrupt } else { StopCause::Terminate };
+            if stop.cause().is_some() {
+                std::process::exit(exit_code(cause).into());
+            }
+            eprintln!("\nwattle: stopping; once more to stop at once");
+            stop.press(cause);
+        }
+    })?;
+    Ok(())
+}
+
+/// The progress bar, on a terminal; on anything else, nothing.
+struct Bar(ProgressBar);
+
+impl Bar {
+    fn new() -> Self {
+        let bar = ProgressBar::new_spinner();
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self(bar)
+    }
+
+    fn show(&self, progress: Progress) {
+        let bar = &self.0;
+        match progress {
+            Progress::Stage(stage) => bar.set_message(stage),
+            Progress::Start { total, done, .. } => {
+                let template = "{bar:30} {pos}/{len} queries  {per_sec}  ETA {eta}  {msg}";
+                if let Ok(style) = ProgressStyle::with_template(template) {
+                    bar.set_style(style);
+                }
+                bar.set_length(total);
+                bar.set_position(done);
+                bar.reset_eta();
+                bar.set_message("");
+            }
+            Progress::Query { done, errors, joules_per_query, .. } => {
+                bar.set_position(done);
+                let energy =
+                    joules_per_query.map_or_else(String::new, |j| format!("{}/query", render::si(j, "J")));
+                let failed = if errors > 0 { format!("  {errors} failed") } else { String::new() };
+                bar.set_message(energy + &failed);
+            }
+        }
+    }
+}
