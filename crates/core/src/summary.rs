@@ -147,6 +147,8 @@ pub struct Summary {
     pub dataset: String,
     /// Name of the dataset, for people.
     pub dataset_name: String,
+    /// How answers were judged, if they were.
+    pub scorer: Option<String>,
     /// Short name of the machine.
     pub hardware_label: String,
     /// What the energy covers.

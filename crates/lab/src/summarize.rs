@@ -63,6 +63,7 @@ pub fn summarize(dir: &RunDir, now: Wall) -> Result<Summary, LabError> {
         model: info.model.name.clone(),
         dataset: info.spec.dataset.clone(),
         dataset_name: info.dataset_name,
+        scorer: info.scorer,
         hardware_label: info.hardware_label,
         energy_perimeter: info.perimeter,
         generated_at: now.to_string(),

@@ -59,24 +59,13 @@ static STARTS: AtomicU32 = AtomicU32::new(0);
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInit_v2() -> Status {
-    let machine = MACHINE.get_or_init(|| match scenario(own_path(), std::env::var_os("WATTLE_SIM_NVML")) {
-        Ok(Scenario { devices }) => {
-            Some(Machine { boards: devices.into_iter().map(|b| (b, AtomicU64::new(0))).collect() })
-        }
-        Err(why) => {
-            #[allow(clippy::print_stderr)]
-            // NVML has codes only; whoever wrote the scenario wants the reason.
-            {
-                eprintln!("wattle-sim-nvml: {why}");
-            }
-            None
-        }
-    });
-    if machine.is_none() {
-        return UNKNOWN;
-    }
-    STARTS.fetch_add(1, Ordering::Relaxed);
-    SUCCESS
+    start()
+}
+
+/// How NVIDIA's own Python binding starts it.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> Status {
+    start()
 }
 
 #[unsafe(no_mangle)]
@@ -187,6 +176,27 @@ unsafe extern "C" fn nvmlDeviceGetTemperature(
     };
     // SAFETY: the caller's promise is handed on.
     unsafe { give(celsius, value) }
+}
+
+fn start() -> Status {
+    let machine = MACHINE.get_or_init(|| match scenario(own_path(), std::env::var_os("WATTLE_SIM_NVML")) {
+        Ok(Scenario { devices }) => {
+            Some(Machine { boards: devices.into_iter().map(|b| (b, AtomicU64::new(0))).collect() })
+        }
+        Err(why) => {
+            #[allow(clippy::print_stderr)]
+            // NVML has codes only; whoever wrote the scenario wants the reason.
+            {
+                eprintln!("wattle-sim-nvml: {why}");
+            }
+            None
+        }
+    });
+    if machine.is_none() {
+        return UNKNOWN;
+    }
+    STARTS.fetch_add(1, Ordering::Relaxed);
+    SUCCESS
 }
 
 fn machine() -> Result<&'static Machine, Status> {

@@ -79,7 +79,7 @@ fn row(label: &str, metric: &Metric, style: &Style, summary: &Summary) -> String
             (Some(p50), Some(p99)) => format!("p50 {}, p99 {}", show(p50), show(p99)),
             _ => "clock".into(),
         },
-        "score" => summary.config.scorer.clone().unwrap_or_else(|| "scored".into()),
+        "score" => summary.scorer.clone().unwrap_or_else(|| "scored".into()),
         other => other.to_owned(),
     };
     format!("  {label:24} {:>12}  {interval:24} {how}\n", show(value))

@@ -56,6 +56,7 @@ struct Books {
     /// No window starts before this.
     needed_from: Stamp,
     ledger: Option<Ledger>,
+    /// The first and the last look at who is busy.
     busy: Vec<Busy>,
 }
 
@@ -74,13 +75,17 @@ struct Pending {
 }
 
 impl Desk {
+    /// Opens the books of session number `session` of a run of `queries`.
     pub(super) fn open(
         dir: &RunDir,
         session: u32,
+        queries: u64,
         metering: Metering,
         spec: &Spec,
     ) -> Result<Self, LabError> {
         let mut log = dir.log()?;
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        log.append(clock::wall(), &Event::Session { session, anchor: clock::anchor(), version, queries })?;
         for warning in &metering.warnings {
             log.append(clock::wall(), &Event::Warning(warning.clone()))?;
         }
@@ -111,7 +116,7 @@ impl Desk {
             failures: Vec::new(),
             give_up_after: spec.max_errors,
             so_far: Accumulator::default(),
-            total: 0,
+            total: queries,
             done: 0,
         })
     }
@@ -154,11 +159,10 @@ impl Desk {
     }
 
     /// From here on queries are counted and the past is forgotten.
-    pub(super) fn start_queries(&mut self, total: u64, done: u64) {
-        (self.total, self.done) = (total, done);
+    pub(super) fn start_queries(&mut self, done: u64) {
+        self.done = done;
         if let Some(books) = &mut self.books {
             books.needed_from = clock::now();
-            books.busy.clear();
         }
     }
 
@@ -390,7 +394,7 @@ impl Books {
         }
     }
 
-    /// CPU cores that other processes used while queries ran.
+    /// CPU cores that other processes used since the session began, idle baseline included.
     fn foreign_cores(&self) -> Option<f64> {
         let [first, .., last] = self.busy.as_slice() else { return None };
         let seconds = last.at.since(first.at).get();

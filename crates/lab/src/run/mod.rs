@@ -295,14 +295,7 @@ impl Session<'_> {
         observe: &mut Observer<'_>,
     ) -> Result<Option<StopCause>, LabError> {
         let spec = &self.order.spec;
-        let number = self.past.sessions;
-        let mut desk = Desk::open(dir, number, metering, spec)?;
-        desk.note(&Event::Session {
-            session: number,
-            anchor: clock::anchor(),
-            version: env!("CARGO_PKG_VERSION").into(),
-            queries: self.order.census.items,
-        })?;
+        let mut desk = Desk::open(dir, self.past.sessions, self.order.census.items, metering, spec)?;
         let result = tokio::select! {
             biased;
             cause = self.stop.wait() => Ok(Some(cause)),
@@ -330,7 +323,7 @@ impl Session<'_> {
 
         let total = self.order.census.items;
         observe(Progress::Start { run: dir.path().into(), total, done: self.past.finished() });
-        desk.start_queries(total, self.past.finished());
+        desk.start_queries(self.past.finished());
         let began = clock::now();
         for item in self.order.dataset.items()? {
             let item = item?;

@@ -129,7 +129,9 @@ pub enum OpenError {
         unavailable: Unavailable,
     },
     /// A source option without its source.
-    #[error("source option \"{0}\" must be written source.key=value, for example rapl.root=/mnt")]
+    #[error(
+        "source option \"{0}\" must be written source.key=value, for example nvml.library=/usr/lib/libnvidia-ml.so.1"
+    )]
     Unqualified(String),
 }
 

@@ -87,8 +87,7 @@ impl Pretended {
         if !self.power.iter().all(|(t, w)| t.is_finite() && w.is_finite() && *w >= 0.0) {
             return Err("power must be finite and not negative");
         }
-        if self.refresh_ms.is_some_and(|r| !(r > 0.0)) || self.period() <= self.power[self.power.len() - 1].0
-        {
+        if self.refresh_ms.is_some_and(|r| r <= 0.0) || self.period() <= self.power[self.power.len() - 1].0 {
             return Err("refresh_ms must be above 0 and period_s after the last step");
         }
         Ok(())

@@ -250,17 +250,20 @@ pub(crate) fn summary() -> Summary {
     }
 }
 
-/// One event of each type; the match makes a new one fail to compile here.
+/// One event of each type, and a query that failed; the match makes a new one fail to compile here.
 pub(crate) fn events() -> Vec<Event> {
     let anchor = Anchor {
         stamp: Stamp::from_nanos(5),
         wall: NOW,
         boot_id: Some("6f1c0a52-0000-4000-8000-000000000000".into()),
     };
+    let failed = Outcome::Failed { class: FailureClass::Server, error: "500".into() };
+    let failed = Record { exchange: Exchange { outcome: failed, ..record(1).exchange }, ..record(1) };
     let events = vec![
         Event::Session { session: 0, anchor, version: "0.1.0".into(), queries: 3 },
         Event::phase("warmup", 1.25),
         Event::Record(Box::new(record(0))),
+        Event::Record(Box::new(failed)),
         Event::Warning(Warning::Unscored),
         Event::with("idle_baseline", json!({"power_w": 1.5})),
     ];

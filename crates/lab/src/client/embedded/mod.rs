@@ -94,7 +94,15 @@ impl Embedded {
                 .into(),
             None => return Err(unknown_model(name)),
         };
-        let model = Model::from_bytes(&bytes).map_err(|e| LabError::Client(format!("model {name}: {e}")))?;
+        let model = Model::from_bytes(&bytes).map_err(|error| {
+            let how = match error {
+                EngineError::NotByteLevel { .. } => format!(
+                    ", for example \"llama-server -m {name} --port 8080\", and give --client openai --url http://127.0.0.1:8080"
+                ),
+                _ => String::new(),
+            };
+            LabError::Client(format!("model {name}: {error}{how}"))
+        })?;
         let info = ModelInfo {
             name: name.to_owned(),
             parameters: Some(model.info().parameters),

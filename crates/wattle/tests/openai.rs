@@ -1,0 +1,203 @@
+//! The `openai` client against a scripted server: what comes over the wire is what stands in the records.
+
+mod support;
+
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use support::{
+    Bench, Server, assert_fails, metric, recorded, reply, respond, send_event, start_stream, stderr, stream,
+};
+
+fn questions(bench: &Bench, count: usize) -> String {
+    let lines: String =
+        (0..count).map(|i| format!("{{\"prompt\":\"question {i}\",\"answer\":\"Rome\"}}\n")).collect();
+    format!("path={}", bench.write("q.jsonl", &lines))
+}
+
+fn args<'a>(server: &'a Server, path: &'a str) -> Vec<&'a str> {
+    let mut args = vec![
+        "run",
+        "--client",
+        "openai",
+        "--url",
+        &server.url,
+        "--dataset",
+        "jsonl",
+        "--dataset-param",
+        path,
+    ];
+    args.extend(["--energy", "none", "--scorer", "contains", "--name", "x"]);
+    args
+}
+
+fn exchanges(run: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(run.join("log.jsonl")).unwrap();
+    let lines = text.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
+    lines.filter(|v| v["type"] == "record").map(|v| v["exchange"].clone()).collect()
+}
+
+#[test]
+fn a_streamed_answer_is_put_together_with_its_usage_and_its_stamps() {
+    let bench = Bench::new();
+    let server = Server::start(Box::new(|n, request, out| {
+        assert_eq!(request["stream_options"]["include_usage"], true);
+        assert_eq!(request["model"], "tiny", "the only model of the server");
+        stream(out, &reply(n, &["The capital", " is ", "Rome."]))
+    }));
+    let path = questions(&bench, 20);
+    let summary = bench.summary(&args(&server, &path));
+    assert_eq!((metric(&summary, "accuracy"), metric(&summary, "errors")), (1.0, 0.0));
+    assert_eq!((metric(&summary, "output_tokens"), metric(&summary, "prompt_tokens")), (60.0, 140.0));
+    for exchange in exchanges(&bench.only_run()) {
+        assert_eq!(exchange["answer"], "The capital is Rome.");
+        assert!(exchange["response_id"].as_str().unwrap().starts_with('r'));
+        let stamps: Vec<u64> =
+            exchange["token_ns"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap()).collect();
+        assert_eq!(stamps.len(), 3, "the chunk that only names the role is no token");
+        assert!(stamps.is_sorted());
+        assert_eq!(exchange["first_token_ns"], stamps[0]);
+        let at = |key: &str| exchange[key].as_u64().unwrap();
+        assert!(at("due_ns") <= at("sent_ns") && at("sent_ns") <= stamps[0] && stamps[2] <= at("done_ns"));
+    }
+    assert_eq!(server.connections.load(Ordering::SeqCst), 1, "one connection serves all requests");
+}
+
+#[test]
+fn one_failing_request_is_one_error_row_and_the_run_goes_on() {
+    let bench = Bench::new();
+    // The first three are the warm-up.
+    let server = Server::start(Box::new(|n, _, out| match n {
+        4 => respond(
+            out,
+            "500 Internal Server Error",
+            "application/json",
+            r#"{"error":{"message":"out of memory"}}"#,
+        ),
+        5 => respond(out, "200 OK", "text/event-stream", "data: {\"choices\": 7}\n\n"),
+        6 => {
+            start_stream(out)?;
+            send_event(out, &json!({"choices":[{"delta":{"content":"half an ans"}}]}).to_string())?;
+            out.shutdown(std::net::Shutdown::Both)
+        }
+        7 => stream(out, &[json!({"error":{"message":"CUDA died"}}).to_string()]),
+        8 => respond(
+            out,
+            "200 OK",
+            "application/json",
+            r#"{"choices":[{"message":{"content":"Rome"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1}}"#,
+        ),
+        9 => stream(out, &reply(n, &["Rome"])[..2]),
+        _ => stream(out, &reply(n, &["Rome"])),
+    }));
+    let path = questions(&bench, 10);
+    let summary = bench.summary(&args(&server, &path));
+    assert_eq!((metric(&summary, "errors"), metric(&summary, "accuracy")), (5.0, 0.5));
+    let rows = exchanges(&bench.only_run());
+    let row = |i: usize| (rows[i]["class"].as_str(), rows[i]["error"].as_str().unwrap_or_default());
+    assert_eq!(row(1), (Some("server"), "HTTP 500: out of memory"));
+    assert_eq!(row(2).0, Some("protocol"));
+    assert_eq!(row(3).0, Some("network"));
+    assert_eq!(rows[3]["answer"], "half an ans", "what had come is kept");
+    assert_eq!(row(4), (Some("server"), "CUDA died"));
+    assert_eq!((rows[5]["status"].as_str(), rows[5]["answer"].as_str()), (Some("ok"), Some("Rome")));
+    assert!(row(6).1.contains("without a finish reason"), "{:?}", row(6));
+    assert!(summary["warnings"].to_string().contains("5 of 10 requests failed"));
+}
+
+#[test]
+fn a_server_without_usage_is_counted_by_chunks_and_labelled() {
+    let bench = Bench::new();
+    let server = Server::start(Box::new(|n, _, out| {
+        let mut events = reply(n, &["Ro", "me"]);
+        events.retain(|e| !e.contains("usage"));
+        stream(out, &events)
+    }));
+    let path = questions(&bench, 2);
+    bench.summary(&args(&server, &path));
+    for exchange in exchanges(&bench.only_run()) {
+        assert_eq!(
+            (&exchange["usage"]["completion"], &exchange["usage"]["from"]),
+            (&2.into(), &"chunks".into())
+        );
+        assert!(exchange["usage"]["prompt"].is_null());
+    }
+}
+
+#[test]
+fn a_request_that_takes_too_long_has_failed() {
+    let bench = Bench::new();
+    let server = Server::start(Box::new(|n, _, out| {
+        if n == 3 {
+            start_stream(out)?;
+            out.flush()?;
+            std::thread::sleep(std::time::Duration::from_secs(3));
+        }
+        stream(out, &reply(n, &["Rome"]))
+    }));
+    let path = questions(&bench, 2);
+    let summary = bench.summary(&[&args(&server, &path)[..], &["--timeout-s", "0.3"]].concat());
+    assert_eq!(metric(&summary, "errors"), 1.0);
+    assert_eq!(exchanges(&bench.only_run())[0]["class"], "timeout");
+}
+
+#[test]
+fn a_server_that_dies_ends_the_run_and_its_questions_are_asked_again_on_resume() {
+    let bench = Bench::new();
+    let ill = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let state = std::sync::Arc::clone(&ill);
+    let server = Server::start(Box::new(move |n, _, out| {
+        if n >= 8 && state.load(Ordering::SeqCst) {
+            return respond(out, "503 Service Unavailable", "text/plain", "gone");
+        }
+        stream(out, &reply(n, &["Rome"]))
+    }));
+    let path = questions(&bench, 30);
+    let out = bench.run(&args(&server, &path));
+    assert_fails(&out, 1, "10 requests in a row failed, the last with: HTTP 503: gone");
+    assert!(stderr(&out).contains("--resume"));
+    let run = bench.only_run();
+    assert_eq!(recorded(&run), [0, 1, 2, 3, 4]);
+    assert!(run.join("summary.json").exists(), "what had finished is summed up");
+    ill.store(false, Ordering::SeqCst);
+    let summary = bench.summary(&["run", "--resume", run.to_str().unwrap()]);
+    assert_eq!(recorded(&run), (0..30).collect::<Vec<_>>());
+    assert_eq!(metric(&summary, "accuracy"), 1.0);
+}
+
+#[test]
+fn the_key_is_sent_and_written_nowhere() {
+    let bench = Bench::new();
+    let server = Server::answering("Rome");
+    let path = questions(&bench, 2);
+    let out = bench.command(&args(&server, &path)).env("OPENAI_API_KEY", "sk-very-secret").output().unwrap();
+    assert!(out.status.success(), "{}", stderr(&out));
+    assert!(
+        server
+            .heads
+            .lock()
+            .unwrap()
+            .iter()
+            .all(|h| h.to_lowercase().contains("authorization: bearer sk-very-secret"))
+    );
+    let mut files = vec![bench.path().join("runs")];
+    while let Some(path) = files.pop() {
+        if path.is_dir() {
+            files.extend(std::fs::read_dir(path).unwrap().map(|e| e.unwrap().path()));
+        } else {
+            let bytes = std::fs::read(&path).unwrap();
+            assert!(!bytes.windows(14).any(|w| w == b"sk-very-secret"), "{}", path.display());
+        }
+    }
+}
+
+#[test]
+fn a_model_the_server_does_not_have_is_told_with_those_it_has() {
+    let bench = Bench::new();
+    let server = Server::answering("Rome");
+    let path = questions(&bench, 2);
+    let out = bench.run(&[&args(&server, &path)[..], &["--model", "tinny"]].concat());
+    assert_fails(&out, 2, "the server has no model \"tinny\", did you mean \"tiny\"?; it has: tiny");
+    assert!(bench.runs().is_empty());
+}
