@@ -16,7 +16,7 @@ def main() -> None:
     params.n_ctx = 2048
     params.n_parallel = 1
     params.cpuparams.n_threads = 2
-    params.hostname = "127.0.0.1"
+    params.hostnames = ["127.0.0.1"]
     params.port = port
     server = xllamacpp.Server(params)
     print("ready", server.listening_address, flush=True)

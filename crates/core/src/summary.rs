@@ -120,7 +120,7 @@ pub struct RunInfo {
     pub model: ModelInfo,
     /// Sources, read or not.
     pub sources: Vec<SourceInfo>,
-    /// Sensors; `readings.parquet` names them by position.
+    /// Sensors; `readings.parquet` has them by name.
     pub sensors: Vec<Sensor>,
     /// Names of the sensors whose sum is the run's energy.
     pub panel: Vec<String>,

@@ -18,6 +18,14 @@ pub enum StoreError {
         /// The folder.
         path: PathBuf,
     },
+    /// The folder could not be made.
+    #[error("cannot make {}: {source}; choose another --out", path.display())]
+    Create {
+        /// The folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// It has no `run.json`.
     #[error("not a run folder: no run.json in {}; give the folder that \"wattle run\" printed", path.display())]
     NotARun {

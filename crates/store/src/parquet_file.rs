@@ -5,9 +5,10 @@ use crate::file::Pending;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use parquet::arrow::ArrowWriter;
-use parquet::basic::{Compression, ZstdLevel};
+use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{WriterProperties, WriterPropertiesBuilder};
+use parquet::schema::types::ColumnPath;
 use std::path::PathBuf;
 use wattle_core::summary::{RunInfo, SCHEMA_VERSION};
 
@@ -20,6 +21,14 @@ pub(crate) fn properties(info: &RunInfo) -> WriterPropertiesBuilder {
     WriterProperties::builder()
         .set_compression(Compression::ZSTD(ZstdLevel::default()))
         .set_key_value_metadata(Some(labels))
+}
+
+/// Says that a column holds stamps: they only grow, so their differences are small, and stored as such.
+pub(crate) fn stamps(properties: WriterPropertiesBuilder, column: &[&str]) -> WriterPropertiesBuilder {
+    let path = ColumnPath::new(column.iter().map(ToString::to_string).collect());
+    properties
+        .set_column_dictionary_enabled(path.clone(), false)
+        .set_column_encoding(path, Encoding::DELTA_BINARY_PACKED)
 }
 
 /// Writes one.

@@ -84,6 +84,7 @@ impl RequestsWriter {
         let properties = parquet_file::properties(info)
             .set_max_row_group_row_count(Some(1 << 16))
             .set_max_row_group_bytes(Some(32 << 20));
+        let properties = parquet_file::stamps(properties, &["token_ns", "list", "item"]);
         let file = ParquetFile::create(run.join(REQUESTS), schema.clone(), properties)?;
         Ok(Self { columns, schema, file })
     }

@@ -31,11 +31,11 @@ impl RunDir {
     /// Makes `parent/name`, and `parent` where needed. Refuses if it exists: a run is never overwritten.
     pub fn create(parent: &Path, name: &str) -> Result<RunDir> {
         let path = parent.join(name);
-        fs::create_dir_all(parent).map_err(|e| StoreError::write(parent, e))?;
+        fs::create_dir_all(parent).map_err(|source| StoreError::Create { path: parent.into(), source })?;
         match fs::create_dir(&path) {
             Ok(()) => Ok(RunDir { path }),
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Err(StoreError::Exists { path }),
-            Err(e) => Err(StoreError::write(&path, e)),
+            Err(source) => Err(StoreError::Create { path, source }),
         }
     }
 

@@ -147,7 +147,7 @@ fn without_a_sensor_energy_is_estimated_and_says_so() {
     assert!(none["warnings"].to_string().contains("no_energy"));
     let estimated = bench.summary(&[&args[..7], &["--source", "model", "--source", "procstat"]].concat());
     assert_eq!(estimated["metrics"]["energy_j"]["method"], "model");
-    assert!(estimated["warnings"][0]["text"].as_str().unwrap().contains("ESTIMATED"));
+    assert!(estimated["warnings"].to_string().contains("ESTIMATED"));
     let energy = &estimated["metrics"]["energy_j"];
     let width = (energy["high"].as_f64().unwrap() - energy["low"].as_f64().unwrap())
         / energy["value"].as_f64().unwrap();

@@ -4,11 +4,9 @@ use super::stream::{Stream, streams};
 use super::{BATCH, Batches, check, schema};
 use crate::error::{Result, StoreError};
 use crate::file;
-use crate::parquet_file::{ParquetFile, properties};
+use crate::parquet_file::{ParquetFile, properties, stamps};
 use crate::run_dir::READINGS;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
-use parquet::basic::Encoding;
-use parquet::schema::types::ColumnPath;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
@@ -67,12 +65,7 @@ pub(crate) fn merge(run: &Path, info: &RunInfo) -> Result<Merged> {
     let fresh: Vec<_> = streams.iter().filter(|(session, _)| !known.contains(session)).collect();
     let mut merged = Merged { rows: old.as_ref().map_or(0, |o| o.rows), torn: 0 };
     if old.is_none() || !fresh.is_empty() {
-        // Stamps only grow: their differences are small, and stored as such.
-        let at = ColumnPath::from("at_ns");
-        let properties = properties(info)
-            .set_max_row_group_row_count(Some(ROW_GROUP))
-            .set_column_dictionary_enabled(at.clone(), false)
-            .set_column_encoding(at, Encoding::DELTA_BINARY_PACKED);
+        let properties = stamps(properties(info), &["at_ns"]).set_max_row_group_row_count(Some(ROW_GROUP));
         let mut new = ParquetFile::create(path, schema(), properties)?;
         for batch in old.into_iter().flat_map(|o| o.batches) {
             new.write(&batch?)?;

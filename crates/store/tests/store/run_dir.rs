@@ -22,6 +22,15 @@ fn an_existing_folder_is_never_overwritten() {
 }
 
 #[test]
+fn a_run_cannot_be_made_below_a_file() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "").unwrap();
+    let error = RunDir::create(&file, "r").unwrap_err().to_string();
+    assert!(error.starts_with(&format!("cannot make {}: ", file.display())), "{error}");
+}
+
+#[test]
 fn a_folder_without_run_json_is_not_a_run() {
     let folder = TempDir::new().unwrap();
     for path in [folder.path().to_owned(), folder.path().join("nothing")] {

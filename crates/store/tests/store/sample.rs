@@ -236,6 +236,7 @@ pub(crate) fn summary() -> Summary {
         model: "made-up".into(),
         dataset: "builtin".into(),
         dataset_name: "Made-up sums".into(),
+        scorer: Some("exact".into()),
         hardware_label: "1xMade-up".into(),
         energy_perimeter: Some(Perimeter::Device),
         generated_at: NOW.to_string(),
