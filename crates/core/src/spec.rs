@@ -22,7 +22,7 @@ pub enum Energy {
 
 /// What one run is asked to do: text and numbers only, no effects.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 pub struct Spec {
     /// Which client asks: `embedded`, `openai` …
     pub client: String,

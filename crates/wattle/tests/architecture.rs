@@ -1,4 +1,5 @@
 //! The rules of ARCHITECTURE.md that cargo alone does not keep: who may import whom, complete registries, a map that is true.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on stops")]
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,19 +25,37 @@ fn dependencies() -> BTreeMap<String, (BTreeSet<String>, BTreeSet<String>)> {
     let metadata: Value = serde_json::from_slice(&out.stdout).unwrap();
     let names = |package: &Value, dev: bool| {
         let all = package["dependencies"].as_array().unwrap();
-        all.iter().filter(|d| (d["kind"] == "dev") == dev).map(|d| d["name"].as_str().unwrap().to_owned()).collect()
+        all.iter()
+            .filter(|d| (d["kind"] == "dev") == dev)
+            .map(|d| d["name"].as_str().unwrap().to_owned())
+            .collect()
     };
     let packages = metadata["packages"].as_array().unwrap();
-    packages.iter().map(|p| (p["name"].as_str().unwrap().to_owned(), (names(p, false), names(p, true)))).collect()
+    packages
+        .iter()
+        .map(|p| (p["name"].as_str().unwrap().to_owned(), (names(p, false), names(p, true))))
+        .collect()
 }
 
 /// What each crate may import of ours, and what it must never import.
 const RULES: &[(&str, &[&str], &[&str])] = &[
-    ("wattle-core", &[], &["tokio", "hyper", "arrow-array", "parquet", "clap", "rustix", "libloading", "anyhow", "axum"]),
+    (
+        "wattle-core",
+        &[],
+        &["tokio", "hyper", "arrow-array", "parquet", "clap", "rustix", "libloading", "anyhow", "axum"],
+    ),
     ("wattle-meter", &["wattle-core"], &["tokio", "arrow-array", "parquet", "axum", "clap", "anyhow"]),
     ("wattle-store", &["wattle-core"], &["tokio", "hyper", "rustix", "libloading", "axum", "clap", "anyhow"]),
-    ("wattle-lab", &["wattle-core", "wattle-meter", "wattle-store"], &["axum", "clap", "arrow-array", "parquet", "anyhow"]),
-    ("wattle-serve", &["wattle-core", "wattle-meter", "wattle-store"], &["clap", "arrow-array", "parquet", "anyhow"]),
+    (
+        "wattle-lab",
+        &["wattle-core", "wattle-meter", "wattle-store"],
+        &["axum", "clap", "arrow-array", "parquet", "anyhow"],
+    ),
+    (
+        "wattle-serve",
+        &["wattle-core", "wattle-meter", "wattle-store"],
+        &["clap", "arrow-array", "parquet", "anyhow"],
+    ),
     (
         "wattle",
         &["wattle-core", "wattle-meter", "wattle-store", "wattle-lab", "wattle-serve"],
@@ -72,7 +91,8 @@ fn only_named_files_hold_unsafe_code() {
         let text = std::fs::read_to_string(&path).unwrap();
         // `unsafe` as code: not in comments, and not as part of a lint's name.
         let code = text.lines().map(|l| l.split("//").next().unwrap_or_default());
-        if code.flat_map(|l| l.split(|c: char| !c.is_alphanumeric() && c != '_')).any(|word| word == "unsafe") {
+        if code.flat_map(|l| l.split(|c: char| !c.is_alphanumeric() && c != '_')).any(|word| word == "unsafe")
+        {
             found.insert(path.strip_prefix(root()).unwrap().display().to_string());
         }
     }
@@ -88,7 +108,9 @@ fn only_named_files_hold_unsafe_code() {
 
 #[test]
 fn every_driver_file_is_registered() {
-    for folder in ["crates/meter/src/source", "crates/lab/src/client", "crates/lab/src/dataset", "crates/lab/src/score"] {
+    for folder in
+        ["crates/meter/src/source", "crates/lab/src/client", "crates/lab/src/dataset", "crates/lab/src/score"]
+    {
         let registry = read(&format!("{folder}/mod.rs"));
         for entry in std::fs::read_dir(root().join(folder)).unwrap() {
             let path = entry.unwrap().path();
@@ -124,11 +146,17 @@ fn the_map_names_every_crate_and_every_module() {
         assert!(text.contains(&format!("`{name}`")), "{name}");
     }
     for krate in ["core", "meter", "store", "lab", "serve", "wattle"] {
-        let line = text.lines().find(|l| l.contains(&format!("── {krate}/src/"))).unwrap_or_else(|| panic!("{krate}"));
+        let line = text
+            .lines()
+            .find(|l| l.contains(&format!("── {krate}/src/")))
+            .unwrap_or_else(|| panic!("{krate}"));
         for entry in std::fs::read_dir(root().join(format!("crates/{krate}/src"))).unwrap() {
             let name = entry.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned();
             let words: BTreeSet<&str> = line.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
-            assert!(name == "lib" || words.contains(name.as_str()), "crates/{krate}/src/{name} is not on the map");
+            assert!(
+                name == "lib" || words.contains(name.as_str()),
+                "crates/{krate}/src/{name} is not on the map"
+            );
         }
     }
 }

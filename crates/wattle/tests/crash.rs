@@ -1,4 +1,5 @@
 //! Nothing lost: kill -9 at any moment, signals, a second process, a full disk.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on stops")]
 
 mod support;
 

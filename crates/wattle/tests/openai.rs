@@ -1,4 +1,5 @@
 //! The `openai` client against a scripted server: what comes over the wire is what stands in the records.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on stops")]
 
 mod support;
 

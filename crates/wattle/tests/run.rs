@@ -1,4 +1,5 @@
 //! `wattle run` as a user meets it: the result, the files, the settings, the mistakes.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on stops")]
 
 mod support;
 

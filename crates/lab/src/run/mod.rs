@@ -20,7 +20,7 @@ use wattle_core::record::{Item, Score};
 use wattle_core::spec::Spec;
 use wattle_core::summary::{ModelInfo, RunInfo, SCHEMA_VERSION, Summary, hardware_label, slug};
 use wattle_meter::clock;
-use wattle_store::RunDir;
+use wattle_store::{Lock, RunDir};
 
 /// How often readings are collected and finished queries written.
 const PUMP: Duration = Duration::from_millis(20);
@@ -115,7 +115,15 @@ struct Order {
 
 enum Target {
     New { out: PathBuf, name: Option<String>, overwrite: bool },
-    Existing { dir: RunDir, info: Box<RunInfo>, past: Past },
+    Existing { folder: Folder, info: Box<RunInfo> },
+}
+
+/// A run folder that is ours for now.
+struct Folder {
+    dir: RunDir,
+    past: Past,
+    /// Taken before the log is read: whatever another process had to add is in it.
+    _lock: Lock,
 }
 
 /// What earlier sessions did.
@@ -133,8 +141,12 @@ impl Order {
             What::Resume { run } => {
                 let dir = RunDir::open(&run)?;
                 let info = dir.info()?;
+                let lock = dir.lock()?;
                 let past = Past::read(&dir, info.queries)?;
-                (info.spec.clone(), Target::Existing { dir, info: Box::new(info), past })
+                (
+                    info.spec.clone(),
+                    Target::Existing { folder: Folder { dir, past, _lock: lock }, info: Box::new(info) },
+                )
             }
         };
         let settings = dataset::Settings {
@@ -153,11 +165,11 @@ impl Order {
                 why: "holds no question".into(),
             });
         }
-        if let Target::Existing { dir, info, .. } = &target
+        if let Target::Existing { folder, info } = &target
             && info.dataset_sha256 != census.sha256
         {
             let (then, now) = (info.dataset_sha256.clone(), census.sha256);
-            return Err(LabError::DatasetChanged { run: dir.path().into(), then, now });
+            return Err(LabError::DatasetChanged { run: folder.dir.path().into(), then, now });
         }
         let scorer = census.answers.then_some((scorer, opened));
         Ok(Self { spec, dataset, census, scorer, target })
@@ -178,10 +190,9 @@ impl Order {
         stop: &Stop,
         observe: &mut Observer<'_>,
     ) -> Result<Ended, LabError> {
-        if let Target::Existing { dir, past, .. } = &self.target
+        if let Target::Existing { folder: Folder { dir, past, .. }, .. } = &self.target
             && past.done.iter().all(|d| *d)
         {
-            let _lock = dir.lock()?;
             observe(Progress::Stage("nothing left to ask; writing the files anew"));
             return self.wrap_up(dir, None);
         }
@@ -190,35 +201,40 @@ impl Order {
         let model = client.prepare().await?;
         observe(Progress::Stage("opening sensors"));
         let metering = Metering::open(&self.spec, &client.place())?;
-        let (dir, past) = self.folder(&model, &metering)?;
-        let lock = dir.lock()?;
-        let session = Session { order: self, client, model: &model, stop, past: &past };
-        let held = session.hold(&dir, metering, observe).await;
+        let made;
+        let Folder { dir, past, .. } = match &self.target {
+            Target::Existing { folder, .. } => folder,
+            Target::New { out, name, overwrite } => {
+                made = self.make_folder(out, name.as_deref(), *overwrite, &model, &metering)?;
+                &made
+            }
+        };
+        let session = Session { order: self, client, model: &model, stop, past };
+        let held = session.hold(dir, metering, observe).await;
         observe(Progress::Stage("writing the files"));
-        let ended = self.wrap_up(&dir, held.as_ref().ok().copied().flatten());
-        drop(lock);
+        let ended = self.wrap_up(dir, held.as_ref().ok().copied().flatten());
         // The session's own trouble comes first; the files were still written as far as that went.
         held.and(ended)
     }
 
-    /// The folder, new or old.
-    fn folder(&self, model: &ModelInfo, metering: &Metering) -> Result<(RunDir, Past), LabError> {
-        let (out, name, overwrite) = match &self.target {
-            Target::Existing { dir, info, .. } => {
-                return Ok((RunDir::open(dir.path())?, Past::read(dir, info.queries)?));
-            }
-            Target::New { out, name, overwrite } => (out, name, *overwrite),
-        };
+    fn make_folder(
+        &self,
+        out: &Path,
+        name: Option<&str>,
+        overwrite: bool,
+        model: &ModelInfo,
+        metering: &Metering,
+    ) -> Result<Folder, LabError> {
         let root = self.spec.root.as_deref().unwrap_or("/");
         let host = wattle_meter::host(Path::new(root));
         let label = hardware_label(&host, metering.sensors());
         let run_id = unique_id();
-        let name = name.clone().unwrap_or_else(|| {
+        let name = name.map(str::to_owned).unwrap_or_else(|| {
             let (model, dataset) = (slug(&model.name, 40), slug(&self.dataset.name(), 40));
             format!("{label}_{model}_{dataset}_{}", &run_id[..8])
         });
         if overwrite && out.join(&name).exists() {
-            RunDir::open(&out.join(&name))?.remove()?;
+            RunDir::open(out.join(&name))?.remove()?;
         }
         let dir = RunDir::create(out, &name)?;
         let panel = metering.panel();
@@ -247,7 +263,8 @@ impl Order {
             let _ = std::fs::remove_dir_all(dir.path());
             return Err(error.into());
         }
-        Ok((dir, Past { sessions: 0, done: vec![false; self.census.items as usize] }))
+        let past = Past { sessions: 0, done: vec![false; self.census.items as usize] };
+        Ok(Folder { past, _lock: dir.lock()?, dir })
     }
 
     fn wrap_up(&self, dir: &RunDir, stopped: Option<StopCause>) -> Result<Ended, LabError> {

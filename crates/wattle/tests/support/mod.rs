@@ -1,5 +1,9 @@
 //! What the tests of the binary share: a private folder to run it in, and a scripted model server on loopback.
-#![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "each test file uses its own part; a test that cannot go on stops"
+)]
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
