@@ -110,8 +110,8 @@ fn html(summary: &Summary, queries: &Queries) -> String {
     for warning in &summary.warnings {
         let _ = writeln!(out, "<p class=\"warn\" role=\"note\">{}</p>", text(&warning.text));
     }
-    out += &metrics(summary);
     out += &scatter(queries);
+    out += &metrics(summary);
     out += &subjects(queries);
     out += "</body></html>\n";
     out
@@ -229,10 +229,10 @@ fn text(raw: &str) -> String {
     })
 }
 
-/// Four significant digits.
+/// Four significant digits; whole numbers as they are.
 fn figure(value: f64) -> String {
-    if value == 0.0 {
-        return "0".into();
+    if value.fract() == 0.0 && value.abs() < 1e12 {
+        return format!("{value:.0}");
     }
     if value.abs() < 1e-4 {
         return format!("{value:.2e}");
@@ -262,7 +262,8 @@ mod tests {
 
     #[test]
     fn figures_are_short() {
-        let short: Vec<String> = [0.0, 1234.5, 0.012_345, 0.000_001_2].iter().map(|v| figure(*v)).collect();
-        assert_eq!(short, ["0", "1234", "0.01234", "1.20e-6"]);
+        let short: Vec<String> =
+            [0.0, 12_345.0, 1234.2, 0.012_342, 0.000_001_2].iter().map(|v| figure(*v)).collect();
+        assert_eq!(short, ["0", "12345", "1234", "0.01234", "1.20e-6"]);
     }
 }
