@@ -1,5 +1,6 @@
 //! What can go wrong in a run. Whether it is the user's call or the world that failed decides the exit code.
 
+use crate::StopCause;
 use std::path::PathBuf;
 use wattle_core::registry::Unknown;
 use wattle_meter::source::OpenError;
@@ -41,6 +42,9 @@ pub enum LabError {
     /// The run folder cannot be written or read.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The user stopped it before there was anything to save.
+    #[error("stopped before the first query; nothing was written")]
+    Stopped(StopCause),
     /// Too many requests failed in a row.
     #[error("{failed} requests in a row failed, the last with: {error}; when that is mended, go on with \"wattle run --resume {}\"", .run.display())]
     GaveUp {

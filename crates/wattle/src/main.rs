@@ -19,6 +19,9 @@ fn main() -> ExitCode {
     };
     result.unwrap_or_else(|error| {
         eprintln!("wattle: {error:#}");
+        if let Some(wattle_lab::LabError::Stopped(cause)) = error.downcast_ref() {
+            return ExitCode::from(cmd::run::exit_code(*cause));
+        }
         let usage = error.is::<config::Usage>()
             || error.downcast_ref::<wattle_lab::LabError>().is_some_and(wattle_lab::LabError::is_usage)
             || error.downcast_ref::<wattle_meter::source::OpenError>().is_some();

@@ -144,6 +144,21 @@ fn a_request_that_takes_too_long_has_failed() {
 }
 
 #[test]
+fn a_server_that_never_answers_can_be_left_with_one_signal() {
+    let bench = Bench::new();
+    let deaf = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", deaf.local_addr().unwrap());
+    let child = bench.start(&["run", "--client", "openai", "--url", &url]);
+    let (_held, _) = deaf.accept().unwrap();
+    let killed = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    let out = child.wait_with_output().unwrap();
+    assert_eq!(out.status.code(), Some(130), "{}", stderr(&out));
+    assert!(stderr(&out).contains("nothing was written"), "{}", stderr(&out));
+    assert!(bench.runs().is_empty());
+}
+
+#[test]
 fn a_server_that_dies_ends_the_run_and_its_questions_are_asked_again_on_resume() {
     let bench = Bench::new();
     let ill = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));

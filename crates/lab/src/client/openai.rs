@@ -27,7 +27,11 @@ use wattle_meter::clock;
 const LONGEST_ANSWER: usize = 64 << 20;
 /// More of an error body nobody reads.
 const LONGEST_ERROR: usize = 64 << 10;
+/// More than this is not a list of models.
+const LONGEST_LISTING: usize = 4 << 20;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// A server that is well lists its models sooner.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(30);
 /// The environment variable that holds the key, as everywhere.
 const KEY_VARIABLE: &str = "OPENAI_API_KEY";
 
@@ -212,10 +216,17 @@ impl OpenAi {
 
     /// The names of the models the server offers, if it lists them.
     async fn models(&self) -> Result<Option<Vec<String>>, Trouble> {
-        let (response, lease, _) = self.call(Method::GET, "/models", b"").await?;
-        let status = response.status();
-        let body = whole_body(response, LONGEST_ERROR * 16).await?;
-        lease.give_back();
+        let asking = async {
+            let (response, lease, _) = self.call(Method::GET, "/models", b"").await?;
+            let status = response.status();
+            let body = whole_body(response, LONGEST_LISTING).await?;
+            lease.give_back();
+            Ok((status, body))
+        };
+        let (status, body) = tokio::time::timeout(HEALTH_TIMEOUT, asking).await.unwrap_or_else(|_| {
+            let error = format!("nothing came within {} s", HEALTH_TIMEOUT.as_secs());
+            Err(Trouble { class: FailureClass::Timeout, error })
+        })?;
         match status.as_u16() {
             401 | 403 => Err(Trouble {
                 class: FailureClass::Server,

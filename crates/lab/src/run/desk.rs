@@ -36,6 +36,7 @@ pub(super) struct Desk {
     log: LogWriter,
     books: Option<Books>,
     pending: VecDeque<Pending>,
+    pumped: Stamp,
     /// Failures since the last success. They become rows when something succeeds or the run ends; if the run gives up because of
     /// them, they are asked again when it is resumed.
     failures: Vec<Record>,
@@ -113,6 +114,7 @@ impl Desk {
             log,
             books,
             pending: VecDeque::new(),
+            pumped: clock::now(),
             failures: Vec::new(),
             give_up_after: spec.max_errors,
             so_far: Accumulator::default(),
@@ -194,8 +196,8 @@ impl Desk {
             books.ledger.get_or_insert_with(|| Ledger::open(exchange.sent));
         }
         self.pending.push_back(Pending { item, exchange, score });
-        // Short answers would otherwise pile up between two pumps.
-        if self.books.is_none() || self.pending.len() >= 64 {
+        // While answers come faster than the pump's sleep ends, this is where it runs.
+        if self.books.is_none() || clock::now().since(self.pumped).get() >= PUMP.as_secs_f64() {
             self.pump(observe)?;
         }
         Ok(())
@@ -252,6 +254,7 @@ impl Desk {
     }
 
     fn pump(&mut self, observe: &mut Observer<'_>) -> Result<(), LabError> {
+        self.pumped = clock::now();
         self.collect()?;
         while let Some(front) = self.pending.front() {
             let done = front.exchange.done;
@@ -351,6 +354,7 @@ type Bill = (Option<Share>, Telemetry, Option<Ledger>, Option<wattle_core::senso
 impl Books {
     /// The share of an exchange, entered into the ledger.
     fn bill(&mut self, exchange: &Exchange) -> Bill {
+        self.needed_from = exchange.done;
         let (Some(panel), Some(ledger)) = (&self.panel, &mut self.ledger) else {
             return (None, self.telemetry(exchange, None), None, None);
         };
@@ -361,7 +365,6 @@ impl Books {
         let piece = self.timeline.energy_of(&panel.sensors, window);
         ledger.add(window, &split, piece, self.timeline.gain_of(&panel.sensors, window));
         let (share, ledger, perimeter) = (split.shares[0], *ledger, panel.perimeter);
-        self.needed_from = window.end();
         let telemetry = self.telemetry(exchange, share);
         (share, telemetry, Some(ledger), share.map(|_| perimeter))
     }

@@ -197,8 +197,14 @@ impl Order {
             return self.wrap_up(dir, None);
         }
         observe(Progress::Stage("asking the client whether it is there"));
-        client.health().await?;
-        let model = client.prepare().await?;
+        let model = tokio::select! {
+            biased;
+            cause = stop.wait() => return Err(LabError::Stopped(cause)),
+            ready = async {
+                client.health().await?;
+                client.prepare().await
+            } => ready?,
+        };
         observe(Progress::Stage("opening sensors"));
         let metering = Metering::open(&self.spec, &client.place())?;
         let made;

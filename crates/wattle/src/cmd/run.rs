@@ -66,7 +66,8 @@ fn may_replace(args: &RunArgs) -> Result<bool> {
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-const fn exit_code(cause: StopCause) -> u8 {
+/// The exit code of a run that was stopped.
+pub(crate) const fn exit_code(cause: StopCause) -> u8 {
     match cause {
         StopCause::Interrupt => 130,
         StopCause::Terminate => 143,
