@@ -1,7 +1,8 @@
 //! Whose joules: splits measured energy over the exchanges in flight. All shares + idle = total, always.
 //!
 //! Time is cut where an exchange is sent, sees its first token or ends. The energy of each piece goes in equal parts to those
-//! in flight, to `prefill` before their first token and to `decode` after it; a piece with nobody in flight is idle.
+//! in flight, to `prefill` before their first token and to `decode` after it; a piece with nobody in flight is idle. An answer that
+//! did not stream shows no first token: its energy is `shared` between phases that cannot be told apart.
 
 use crate::estimate::{Estimate, Method};
 use crate::exchange::Exchange;
@@ -18,7 +19,7 @@ pub struct Share {
     pub prefill: Joules,
     /// After its first token.
     pub decode: Joules,
-    /// Its part of what the engine spends whoever is in flight; 0 until calibrated weights tell it apart.
+    /// What cannot be told apart by phase: the whole answer, if it did not stream.
     pub shared: Joules,
     /// Half-width of the 95 % interval of the total.
     pub bound: Joules,
@@ -60,7 +61,7 @@ pub fn split(
     cuts.dedup();
 
     let mut idle = Joules::ZERO;
-    let mut phases = vec![(Joules::ZERO, Joules::ZERO); exchanges.len()];
+    let mut phases = vec![(Joules::ZERO, Joules::ZERO, Joules::ZERO); exchanges.len()];
     for pair in cuts.windows(2) {
         let piece = Span::new(pair[0], pair[1]);
         let Some(joules) = energy(piece).map(|e| e.value()) else { continue };
@@ -71,25 +72,26 @@ pub fn split(
         }
         for i in &active {
             let part = joules / active.len() as f64;
-            if exchanges[*i].first_token.is_some_and(|t| t <= piece.start()) {
-                phases[*i].1 += part;
-            } else {
-                phases[*i].0 += part;
+            let (prefill, decode, shared) = &mut phases[*i];
+            match exchanges[*i].first_token {
+                Some(first) if first <= piece.start() => *decode += part,
+                None if exchanges[*i].outcome.is_ok() => *shared += part,
+                _ => *prefill += part,
             }
         }
     }
 
-    let shares = exchanges.iter().zip(phases).map(|(exchange, (prefill, decode))| {
+    let shares = exchanges.iter().zip(phases).map(|(exchange, (prefill, decode, shared))| {
         let own = exchange.span().intersect(window)?;
         let whole = energy(own)?;
-        let total = prefill + decode;
+        let total = prefill + decode + shared;
         // The bound of its whole span, in proportion to the part that is its own.
         let part = if whole.value().get() > 0.0 { total / whole.value() } else { 1.0 };
         Some(Share {
             queue: Joules::ZERO,
             prefill,
             decode,
-            shared: Joules::ZERO,
+            shared,
             bound: whole.bound() * part,
             method: whole.method(),
             coverage: whole.coverage(),
@@ -144,7 +146,7 @@ impl Ledger {
         let covered =
             before.get() * self.coverage + piece.map_or(0.0, |p| p.coverage()) * window.duration().get();
         if self.span.duration().get() > 0.0 {
-            self.coverage = covered / self.span.duration().get();
+            self.coverage = (covered / self.span.duration().get()).min(1.0);
         }
         if let Some(piece) = piece {
             self.measured += piece.value();
@@ -213,6 +215,18 @@ mod tests {
         assert_eq!(share.prefill, Joules((140.0 * 140.0 - 100.0 * 100.0) * 0.5));
         assert_eq!(share.decode, Joules((200.0 * 200.0 - 140.0 * 140.0) * 0.5));
         assert_eq!(share.queue + share.shared, Joules::ZERO);
+    }
+
+    #[test]
+    fn an_answer_that_did_not_stream_has_no_phases() {
+        let mut e = exchange(100, 40, 100);
+        e.first_token = None;
+        let window = Span::new(Stamp::from_nanos(100), Stamp::from_nanos(200));
+        let share = split(window, &[e], ramp).shares[0].unwrap();
+        assert_eq!(
+            (share.prefill + share.decode, share.shared),
+            (Joules::ZERO, ramp(window).unwrap().value())
+        );
     }
 
     #[test]

@@ -204,7 +204,8 @@ impl Exchange {
     /// Mean time per token after the first, by the token count and not by the pieces the stream came in.
     pub fn itl(&self) -> Option<Seconds> {
         let first = self.first_token?;
-        let last = *self.tokens.last()?;
+        // One stamp for many tokens tells nothing about the time between them.
+        let [_, .., last] = self.tokens.as_slice() else { return None };
         let after_first = self.usage.completion?.checked_sub(1).filter(|n| *n > 0)?;
         Some(last.since(first) / after_first as f64)
     }

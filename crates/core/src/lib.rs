@@ -11,6 +11,7 @@ pub mod exchange;
 pub mod metrics;
 pub mod record;
 pub mod registry;
+pub mod seen;
 pub mod sensor;
 pub mod shuffle;
 pub mod spec;

@@ -2,8 +2,10 @@
 
 use crate::attribute::Ledger;
 use crate::estimate::{Estimate, Method};
+use crate::exchange::{Finish, Outcome};
 use crate::record::Record;
 use crate::stats::{Batches, Histogram, Interval, wilson};
+use crate::time::Span;
 use crate::units::{Joules, Seconds, Watts};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -53,31 +55,41 @@ const fn def(name: &'static str, unit: &'static str, definition: &'static str) -
 pub const METRICS: &[Definition] = &[
     def("queries", "1", "Queries asked, warm-up left out."),
     def("errors", "1", "Queries that got no whole answer."),
+    def("unscored", "1", "Queries without an expected answer; they count in no figure that needs a score."),
+    def("truncated", "1", "Answers cut off at the token cap or at the end of the model's context."),
     def(
         "accuracy",
         "1",
-        "Mean score; a failed query or an answer that cannot be scored counts as 0. Wilson interval.",
+        "Mean score of queries with an expected answer; a failed query counts as 0. Wilson interval.",
     ),
     def(
         "energy_j",
         "J",
         "Energy drawn from the first request sent to the last one done, all devices of the perimeter, idle included (gross).",
     ),
-    def("idle_power_w", "W", "Mean power of the baseline before the run, nothing in flight."),
+    def(
+        "idle_power_w",
+        "W",
+        "Mean power of the baseline before the run, nothing in flight; of several sessions, weighted by their spans.",
+    ),
     def(
         "net_energy_j",
         "J",
-        "energy_j minus idle_power_w times the same span; the bound says what is left of it.",
+        "energy_j minus each session's idle power times its span; null below 99 % coverage, or if idle power came out above mean power.",
     ),
-    def("joules_per_query", "J", "Sum of all queries' shares / number of those queries."),
-    def("joules_per_correct", "J", "Sum of all queries' shares / sum of their scores."),
+    def(
+        "joules_per_query",
+        "J",
+        "Sum of shares / number of queries, over queries whose energy is wholly known (coverage of at least 99 %).",
+    ),
+    def("joules_per_correct", "J", "Sum of shares / sum of scores, over queries that know both."),
     def("joules_per_output_token", "J", "Sum of shares / sum of output tokens, over queries that know both."),
     def(
         "output_tokens_per_joule",
         "1/J",
         "Sum of output tokens / sum of shares, over queries that know both.",
     ),
-    def("mean_power_w", "W", "energy_j / the span it covers."),
+    def("mean_power_w", "W", "energy_j / the time it covers; null below 99 % coverage."),
     def("wh_per_1000_queries", "Wh", "1000 × joules_per_query / 3600."),
     def("prompt_tokens", "1", "Sum of prompt tokens of queries that know them."),
     def("output_tokens", "1", "Sum of output tokens, reasoning included, of queries that know them."),
@@ -113,38 +125,48 @@ pub const METRICS: &[Definition] = &[
     def("meter_cpu_fraction", "1", "CPU time of wattle's sampler thread / length of the run, in cores."),
 ];
 
+/// Less coverage than this and a figure would be of part of the energy; the edges of a run cost a fraction of it.
+pub const WHOLE: f64 = 0.99;
+
 // Columns of the batches.
 const ENERGY: usize = 0;
 const QUERIES: usize = 1;
 const SCORE: usize = 2;
 const IN_FLIGHT: usize = 3;
-const COLUMNS: usize = 4;
 
 /// Takes in records one by one, in flat memory, and gives the metrics.
 #[derive(Debug, Clone, Default)]
 pub struct Accumulator {
     queries: u64,
     errors: u64,
+    truncated: u64,
+    unstreamed: u64,
     scored: u64,
     score: f64,
-    by_query: Batches<COLUMNS>,
-    /// Joules, tokens, of queries that know both.
+    /// Joules, 1: of queries whose energy is wholly known.
+    by_query: Batches<2>,
+    /// Joules, 1, score, time in flight: of those of them that have a score.
+    by_score: Batches<4>,
+    /// Joules, tokens: of those of them that know their tokens.
     by_token: Batches<2>,
+    /// Tokens, 1, time since the end of the query before: of all.
+    by_time: Batches<3>,
+    /// Sum, and how many knew.
     prompt_tokens: (u64, u64),
     output_tokens: (u64, u64),
     ttft: Times,
     itl: Times,
     latency: Times,
-    sessions: BTreeMap<u32, Ledger>,
-    spans: BTreeMap<u32, crate::time::Span>,
+    ledgers: BTreeMap<u32, Ledger>,
+    spans: BTreeMap<u32, Span>,
     method: Option<Method>,
 }
 
 /// What the records do not know.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Surroundings {
-    /// Power of the idle baseline.
-    pub idle_power: Option<Estimate<Watts>>,
+    /// Power of the idle baseline of each session.
+    pub idle_power: BTreeMap<u32, Estimate<Watts>>,
     /// CPU time of the sampler thread and the time it ran.
     pub meter_cpu: Option<(Seconds, Seconds)>,
 }
@@ -168,39 +190,52 @@ impl Accumulator {
     pub fn push(&mut self, record: &Record) {
         let exchange = &record.exchange;
         self.queries += 1;
-        self.errors += u64::from(!exchange.outcome.is_ok());
-        let score = record.score.as_ref().map_or(0.0, |s| s.value);
-        self.scored += u64::from(record.score.is_some());
-        self.score += score;
-        if let Some(share) = record.share {
-            self.method = self.method.max(Some(share.method));
-            self.by_query.push([share.total().get(), 1.0, score, exchange.span().duration().get()]);
-            if let Some(tokens) = exchange.usage.completion {
-                self.by_token.push([share.total().get(), tokens as f64]);
+        match exchange.outcome {
+            Outcome::Failed { .. } => self.errors += 1,
+            Outcome::Ok { finish } => {
+                self.truncated += u64::from(finish == Finish::Length);
+                self.unstreamed += u64::from(exchange.first_token.is_none() && !exchange.answer.is_empty());
+                self.latency.push(exchange.latency(), 1.0);
             }
         }
-        for (sum, count) in [
-            (&mut self.prompt_tokens, exchange.usage.prompt),
-            (&mut self.output_tokens, exchange.usage.completion),
-        ] {
+        let score = record.score.as_ref().map(|s| s.value);
+        self.scored += u64::from(score.is_some());
+        self.score += score.unwrap_or(0.0);
+        if let Some(share) = record.share {
+            self.method = self.method.max(Some(share.method));
+        }
+        let tokens = exchange.usage.completion;
+        if let Some(share) = record.share.filter(|s| s.coverage >= WHOLE) {
+            let joules = share.total().get();
+            self.by_query.push([joules, 1.0]);
+            if let Some(score) = score {
+                self.by_score.push([joules, 1.0, score, exchange.span().duration().get()]);
+            }
+            if let Some(tokens) = tokens {
+                self.by_token.push([joules, tokens as f64]);
+            }
+        }
+        for (sum, count) in
+            [(&mut self.prompt_tokens, exchange.usage.prompt), (&mut self.output_tokens, tokens)]
+        {
             if let Some(count) = count {
-                *sum = (sum.0 + count, sum.1 + 1);
+                *sum = (sum.0.saturating_add(count), sum.1 + 1);
             }
         }
         if let Some(ttft) = exchange.ttft() {
             self.ttft.push(ttft, 1.0);
         }
-        if let (Some(itl), Some(tokens)) = (exchange.itl(), exchange.usage.completion) {
+        if let (Some(itl), Some(tokens)) = (exchange.itl(), tokens) {
             self.itl.push(itl, tokens.saturating_sub(1) as f64);
         }
-        if exchange.outcome.is_ok() {
-            self.latency.push(exchange.latency(), 1.0);
-        }
         if let Some(ledger) = record.ledger {
-            self.sessions.insert(record.session, ledger);
+            self.ledgers.insert(record.session, ledger);
         }
-        let span = self.spans.entry(record.session).or_insert_with(|| exchange.span());
-        *span = crate::time::Span::new(span.start().min(exchange.sent), span.end().max(exchange.done));
+        let span =
+            self.spans.entry(record.session).or_insert_with(|| Span::new(exchange.sent, exchange.sent));
+        let since_last = exchange.done.since(span.end());
+        *span = Span::new(span.start().min(exchange.sent), span.end().max(exchange.done));
+        self.by_time.push([tokens.unwrap_or(0) as f64, 1.0, since_last.get()]);
     }
 
     /// How many queries were taken in.
@@ -213,9 +248,19 @@ impl Accumulator {
         self.errors
     }
 
-    /// Whether any query had an expected answer.
-    pub const fn is_scored(&self) -> bool {
-        self.scored > 0
+    /// How many answers were cut off.
+    pub const fn truncated(&self) -> u64 {
+        self.truncated
+    }
+
+    /// How many answers came in one piece, so that nothing is known of their tokens' times.
+    pub const fn unstreamed(&self) -> u64 {
+        self.unstreamed
+    }
+
+    /// How many queries had an expected answer.
+    pub const fn scored(&self) -> u64 {
+        self.scored
     }
 
     /// Running mean of joules per query, for progress.
@@ -224,15 +269,15 @@ impl Accumulator {
     }
 
     /// The measured span of each session.
-    pub fn spans(&self) -> impl Iterator<Item = (u32, crate::time::Span)> + '_ {
+    pub fn spans(&self) -> impl Iterator<Item = (u32, Span)> + '_ {
         self.spans.iter().map(|(session, span)| (*session, *span))
     }
 
-    /// Part of the measured span that readings covered, 0 without any energy.
+    /// Part of the measured span that readings covered; `None` without any energy.
     pub fn coverage(&self) -> Option<f64> {
-        let seconds: f64 = self.sessions.values().map(|l| l.span.duration().get()).sum();
-        let covered: f64 = self.sessions.values().map(|l| l.span.duration().get() * l.coverage).sum();
-        (seconds > 0.0).then(|| covered / seconds)
+        let seconds: f64 = self.ledgers.values().map(|l| l.span.duration().get()).sum();
+        let covered: f64 = self.ledgers.values().map(|l| l.span.duration().get() * l.coverage).sum();
+        (seconds > 0.0).then(|| (covered / seconds).min(1.0))
     }
 
     /// All metrics. What is unknown has the value `null`.
@@ -240,24 +285,27 @@ impl Accumulator {
         let mut out =
             Out { metrics: BTreeMap::new(), energy_method: self.method.map_or("none", Method::name) };
         let n = self.queries;
-        let seconds: f64 = self.spans.values().map(|s| s.duration().get()).sum();
 
         out.count("queries", n as f64, n);
         out.count("errors", self.errors as f64, n);
-        let accuracy = (self.scored > 0).then(|| self.score / n as f64);
-        let ends = accuracy.and(wilson(self.score, n as f64));
-        out.put("accuracy", accuracy, ends.map(|e| e.0), ends.map(|e| e.1), n, "score");
+        out.count("truncated", self.truncated as f64, n);
+        out.count("unscored", (n - self.scored) as f64, n);
+        let accuracy = (self.scored > 0).then(|| self.score / self.scored as f64);
+        let ends = accuracy.and(wilson(self.score, self.scored as f64));
+        out.put("accuracy", accuracy, ends.map(|e| e.0), ends.map(|e| e.1), self.scored, "score");
         for (name, (sum, known)) in
             [("prompt_tokens", self.prompt_tokens), ("output_tokens", self.output_tokens)]
         {
             out.put(name, (known > 0).then_some(sum as f64), None, None, known, "count");
         }
-        let (tokens, known) = self.output_tokens;
-        // In a closed loop each session's span is the sum of its queries' times, so their spread is the rate's.
-        let pace = self.latency.batches.ratio(0, 1).and_then(|r| Some(r.half? / r.value)).unwrap_or(0.0);
-        let rate = |count: u64| (seconds > 0.0 && count > 0).then(|| count as f64 / seconds);
-        out.inverse("output_tokens_per_s", rate(tokens), pace, known, "clock");
-        out.inverse("queries_per_s", rate(n), pace, n, "clock");
+        // The times between ends of queries add up to the span.
+        for (name, column, known) in
+            [("output_tokens_per_s", 0, self.output_tokens.1), ("queries_per_s", 1, n)]
+        {
+            let rate = self.by_time.ratio(column, 2).filter(|_| known > 0);
+            let spread = rate.and_then(|r| r.half.map(|h| h / r.value));
+            out.direct(name, rate.map(|r| r.value), spread, known, "clock");
+        }
         for (name, times) in [("ttft_s", &self.ttft), ("itl_s", &self.itl), ("latency_s", &self.latency)] {
             out.times(name, times);
         }
@@ -269,81 +317,99 @@ impl Accumulator {
     }
 
     fn energy(&self, out: &mut Out, around: &Surroundings) {
-        let ledgers = || self.sessions.values();
+        let ledgers = || self.ledgers.values();
         let measured: Joules = ledgers().map(|l| l.measured).sum();
         let bound: Joules = ledgers().map(|l| l.bound).sum();
-        let seconds: f64 = ledgers().map(|l| l.span.duration().get()).sum();
-        let known = self.by_query.samples();
-        let energy = (known > 0 && measured.get() > 0.0).then_some(measured.get());
+        let seconds = Seconds(ledgers().map(|l| l.span.duration().get()).sum());
+        let n = self.queries;
+        let energy = (measured.get() > 0.0).then_some(measured);
         // Sensor error of the whole span; the spread between queries comes on top, independent of it.
-        let sensor = energy.map_or(0.0, |e| bound.get() / e);
-        let with_spread = |r: Interval| sensor.hypot(r.half.map_or(0.0, |h| h / r.value));
+        let sensor = energy.map(|e| bound / e);
+        let spread = |r: Interval| sensor.zip(r.half).map(|(s, half)| s.hypot(half / r.value));
         let method = out.energy_method;
+        // Power and net energy of a span that was seen in part would be those of another span.
+        let whole = energy.filter(|_| self.coverage().is_some_and(|c| c >= WHOLE));
 
-        out.direct("energy_j", energy, sensor, known, method);
-        out.direct("mean_power_w", energy.map(|e| e / seconds), sensor, known, method);
-        let idle = around.idle_power;
-        let idle_bound = idle.map(|p| p.bound() / p.value());
-        out.direct("idle_power_w", idle.map(|p| p.value().get()), idle_bound.unwrap_or(0.0), 1, method);
-        let net = energy.zip(idle).map(|(e, p)| e - p.value().get() * seconds);
-        let net_bound = idle.map_or(0.0, |p| bound.get().hypot(p.bound().get() * seconds));
-        out.put("net_energy_j", net, net.map(|x| x - net_bound), net.map(|x| x + net_bound), known, method);
+        out.direct("energy_j", energy.map(Joules::get), sensor, n, method);
+        let power = whole.map(|e| e / seconds / self.coverage().unwrap_or(1.0));
+        out.direct("mean_power_w", power.map(Watts::get), sensor, n, method);
+        self.idle(out, around, power, bound, method);
+        out.put("energy_coverage", self.coverage(), None, None, n, method);
+        let accounted: Joules = ledgers().map(|l| l.billed + l.idle).sum();
+        out.put("attribution_residual", energy.map(|e| (accounted - e) / e), None, None, n, method);
 
-        let ratio = |over, under| self.by_query.ratio(over, under).filter(|_| energy.is_some());
-        let scored = self.scored > 0;
-        let per_query = ratio(ENERGY, QUERIES);
-        let spread = per_query.map_or(0.0, with_spread);
-        out.direct("joules_per_query", per_query.map(|r| r.value), spread, known, method);
-        out.direct(
-            "wh_per_1000_queries",
-            per_query.map(|r| r.value * 1000.0 / 3600.0),
-            spread,
-            known,
-            method,
-        );
-        let per_correct = ratio(ENERGY, SCORE).filter(|_| scored);
-        out.direct(
-            "joules_per_correct",
-            per_correct.map(|r| r.value),
-            per_correct.map_or(0.0, with_spread),
-            known,
-            method,
-        );
-        let ipj = ratio(SCORE, ENERGY).filter(|_| scored);
-        out.inverse("ipj", ipj.map(|r| r.value), ipj.map_or(0.0, with_spread), known, method);
-        // accuracy / (ΣE/ΣT) over the same queries.
-        let power = ratio(ENERGY, IN_FLIGHT).filter(|p| scored && p.value > 0.0);
-        let score = ratio(SCORE, QUERIES);
-        let ipw = power
-            .zip(score)
-            .map(|(p, s)| (s.value / p.value, with_spread(p).hypot(s.half.unwrap_or(0.0) / s.value)));
-        out.inverse("ipw", ipw.map(|i| i.0), ipw.map_or(0.0, |i| i.1), known, method);
+        let known = self.by_query.samples();
+        let per_query = self.by_query.ratio(ENERGY, QUERIES);
+        let per_thousand = per_query.map(|r| r.value * 1000.0 / 3600.0);
+        out.direct("joules_per_query", per_query.map(|r| r.value), per_query.and_then(spread), known, method);
+        out.direct("wh_per_1000_queries", per_thousand, per_query.and_then(spread), known, method);
 
-        let by_token = |over, under| self.by_token.ratio(over, under).filter(|_| energy.is_some());
-        let n = self.by_token.samples();
-        let per_token = by_token(0, 1);
+        let known = self.by_token.samples();
+        let per_token = self.by_token.ratio(0, 1);
         out.direct(
             "joules_per_output_token",
             per_token.map(|r| r.value),
-            per_token.map_or(0.0, with_spread),
-            n,
+            per_token.and_then(spread),
+            known,
             method,
         );
-        let per_joule = by_token(1, 0);
+        let per_joule = self.by_token.ratio(1, 0);
         out.inverse(
             "output_tokens_per_joule",
             per_joule.map(|r| r.value),
-            per_joule.map_or(0.0, with_spread),
-            n,
+            per_joule.and_then(spread),
+            known,
             method,
         );
 
-        out.put("energy_coverage", self.coverage(), None, None, known, method);
-        let residual = energy.map(|e| {
-            let accounted: Joules = ledgers().map(|l| l.billed + l.idle).sum();
-            (accounted.get() - e) / e
+        let known = self.by_score.samples();
+        let ratio = |over, under| self.by_score.ratio(over, under);
+        let per_correct = ratio(ENERGY, SCORE);
+        out.direct(
+            "joules_per_correct",
+            per_correct.map(|r| r.value),
+            per_correct.and_then(spread),
+            known,
+            method,
+        );
+        let ipj = ratio(SCORE, ENERGY);
+        out.inverse("ipj", ipj.map(|r| r.value), ipj.and_then(spread), known, method);
+        // accuracy / (ΣE/ΣT): the spreads of both, taken as independent.
+        let power = ratio(ENERGY, IN_FLIGHT).filter(|p| p.value > 0.0);
+        let score = ratio(SCORE, QUERIES);
+        let ipw = power.zip(score).map(|(p, s)| s.value / p.value);
+        let of_score = score.and_then(|s| s.half.map(|half| half / s.value));
+        let both = power.and_then(spread).zip(of_score).map(|(p, s)| p.hypot(s));
+        out.inverse("ipw", ipw, both, known, method);
+    }
+
+    /// Idle power and what is left without it, each session with its own baseline.
+    fn idle(&self, out: &mut Out, around: &Surroundings, power: Option<Watts>, bound: Joules, method: &str) {
+        let baseline = |(session, ledger): (&u32, &Ledger)| {
+            let power = around.idle_power.get(session)?;
+            let time = ledger.span.duration();
+            Some((time, power.value() * time, power.bound() * time))
+        };
+        let add =
+            |a: (Seconds, Joules, Joules), b: (Seconds, Joules, Joules)| (a.0 + b.0, a.1 + b.1, a.2 + b.2);
+        let all: Option<Vec<_>> = self.ledgers.iter().map(baseline).collect();
+        let sums = all.and_then(|all| all.into_iter().reduce(add)).filter(|(time, ..)| time.get() > 0.0);
+        let idle = sums.map(|(time, joules, bound)| (joules / time, bound / joules));
+        let n = self.ledgers.len() as u64;
+        out.direct("idle_power_w", idle.map(|i| i.0.get()), idle.map(|i| i.1), n, method);
+        // A baseline above the run itself was no baseline.
+        let below = power.zip(idle).is_some_and(|(power, (idle, _))| idle <= power);
+        let net = power.zip(sums).filter(|_| below).map(|(power, (time, joules, idle_bound))| {
+            ((power * time - joules).get(), bound.get().hypot(idle_bound.get()))
         });
-        out.put("attribution_residual", residual, None, None, known, method);
+        out.put(
+            "net_energy_j",
+            net.map(|n| n.0),
+            net.map(|n| n.0 - n.1),
+            net.map(|n| n.0 + n.1),
+            self.queries,
+            method,
+        );
     }
 }
 
@@ -374,16 +440,18 @@ impl Out {
         self.put(name, Some(value), Some(value), Some(value), n, "count");
     }
 
-    /// A figure proportional to what carries the relative error.
-    fn direct(&mut self, name: &str, value: Option<f64>, relative: f64, n: u64, method: &str) {
-        let low = value.map(|v| (v * (1.0 - relative)).max(0.0));
-        self.put(name, value, low, value.map(|v| v * (1.0 + relative)), n, method);
+    /// A figure proportional to what carries the relative error; where that is unknown, so are the ends.
+    fn direct(&mut self, name: &str, value: Option<f64>, relative: Option<f64>, n: u64, method: &str) {
+        let both = value.zip(relative);
+        let low = both.map(|(v, r)| (v * (1.0 - r)).max(0.0));
+        self.put(name, value, low, both.map(|(v, r)| v * (1.0 + r)), n, method);
     }
 
     /// A figure inversely proportional to it; above 100 % its upper end is unknown.
-    fn inverse(&mut self, name: &str, value: Option<f64>, relative: f64, n: u64, method: &str) {
-        let high = value.filter(|_| relative < 1.0).map(|v| v / (1.0 - relative));
-        self.put(name, value, value.map(|v| v / (1.0 + relative)), high, n, method);
+    fn inverse(&mut self, name: &str, value: Option<f64>, relative: Option<f64>, n: u64, method: &str) {
+        let both = value.zip(relative);
+        let high = both.filter(|(_, r)| *r < 1.0).map(|(v, r)| v / (1.0 - r));
+        self.put(name, value, both.map(|(v, r)| v / (1.0 + r)), high, n, method);
     }
 
     fn times(&mut self, name: &str, times: &Times) {
@@ -403,10 +471,10 @@ impl Out {
 mod tests {
     use super::*;
     use crate::attribute::Share;
-    use crate::exchange::{Exchange, FailureClass, Finish, Outcome, TokensFrom, Usage};
+    use crate::exchange::{Exchange, FailureClass, TokensFrom, Usage};
     use crate::record::{Item, Score, Telemetry};
     use crate::sensor::Perimeter;
-    use crate::time::{Span, Stamp};
+    use crate::time::Stamp;
 
     const MS: u64 = 1_000_000;
 
@@ -476,11 +544,16 @@ mod tests {
         let mut all = Accumulator::default();
         (0..100).for_each(|i| all.push(&record(i, true)));
         let idle = Estimate::new(Watts(40.0), Watts(2.0), Method::Counter, 1.0);
-        let around = Surroundings { idle_power: Some(idle), meter_cpu: Some((Seconds(0.05), Seconds(10.0))) };
+        let around = Surroundings {
+            idle_power: BTreeMap::from([(0, idle)]),
+            meter_cpu: Some((Seconds(0.05), Seconds(10.0))),
+        };
         let m = all.finish(&around);
         for (name, expected) in [
             ("queries", 100.0),
             ("errors", 0.0),
+            ("unscored", 0.0),
+            ("truncated", 0.0),
             ("accuracy", 0.75),
             ("energy_j", 1000.0),
             ("net_energy_j", 600.0),
@@ -555,9 +628,74 @@ mod tests {
             ledger.bound = Joules(12.0);
         }
         all.push(&r);
+        all.push(&r);
         let m = all.finish(&Surroundings::default());
         assert_eq!(m["output_tokens_per_joule"].high, None);
         assert!(m["output_tokens_per_joule"].low.is_some());
         assert_eq!(m["energy_j"].low, Some(0.0));
+    }
+
+    #[test]
+    fn a_question_without_an_answer_is_no_wrong_answer() {
+        let mut all = Accumulator::default();
+        for i in 0..8 {
+            let mut r = record(i, true);
+            r.score = (i < 4).then(|| Score { value: 1.0, scorer: "exact".into() });
+            all.push(&r);
+        }
+        let m = all.finish(&Surroundings::default());
+        assert_eq!((value(&m, "accuracy"), m["accuracy"].n, value(&m, "unscored")), (1.0, 4, 4.0));
+        assert_eq!((value(&m, "ipj"), m["ipj"].n), (0.1, 4));
+        assert_eq!((value(&m, "joules_per_query"), m["joules_per_query"].n), (10.0, 8));
+    }
+
+    #[test]
+    fn what_was_seen_in_part_gives_no_power_and_no_query_figures() {
+        let mut all = Accumulator::default();
+        for i in 0..10 {
+            let mut r = record(i, true);
+            r.ledger.as_mut().unwrap().coverage = 0.5;
+            r.share.as_mut().unwrap().coverage = 0.5;
+            all.push(&r);
+        }
+        let idle = Estimate::new(Watts(40.0), Watts(2.0), Method::Counter, 1.0);
+        let m = all.finish(&Surroundings { idle_power: BTreeMap::from([(0, idle)]), meter_cpu: None });
+        assert_eq!((value(&m, "energy_j"), value(&m, "energy_coverage")), (100.0, 0.5));
+        for name in
+            ["mean_power_w", "net_energy_j", "joules_per_query", "ipj", "ipw", "joules_per_output_token"]
+        {
+            assert_eq!(m[name].value, None, "{name}");
+        }
+    }
+
+    #[test]
+    fn one_query_has_no_spread_and_so_no_interval() {
+        let mut all = Accumulator::default();
+        all.push(&record(1, true));
+        let m = all.finish(&Surroundings::default());
+        for name in ["output_tokens_per_s", "joules_per_query", "latency_s", "ipj"] {
+            assert!(m[name].value.is_some() && m[name].low.is_none() && m[name].high.is_none(), "{name}");
+        }
+    }
+
+    #[test]
+    fn each_session_has_its_own_baseline_and_one_above_the_run_is_none() {
+        let net = |first: f64, second: f64| {
+            let mut all = Accumulator::default();
+            for session in 0..2 {
+                for i in 0..10 {
+                    all.push(&Record { session, ..record(i, true) });
+                }
+            }
+            let idle = |w: f64| Estimate::new(Watts(w), Watts(1.0), Method::Counter, 1.0);
+            let around = Surroundings {
+                idle_power: BTreeMap::from([(0, idle(first)), (1, idle(second))]),
+                meter_cpu: None,
+            };
+            let m = all.finish(&around);
+            (m["idle_power_w"].value, m["net_energy_j"].value)
+        };
+        assert_eq!(net(20.0, 40.0), (Some(30.0), Some(140.0)));
+        assert_eq!(net(120.0, 140.0), (Some(130.0), None));
     }
 }

@@ -153,6 +153,9 @@ pub struct Sensor {
     pub kind: Kind,
     /// How far to believe it.
     pub trust: Trust,
+    /// By how much one reading may be off because it moves in steps, in the unit of the quantity.
+    #[serde(default)]
+    pub quantum: f64,
 }
 
 impl Sensor {
@@ -177,15 +180,19 @@ pub struct Panel {
 }
 
 impl Panel {
-    /// Chooses from a run's sensor table. A measurement is never mixed with a model, and a device is never counted twice.
-    pub fn choose(table: &[Sensor]) -> Option<Panel> {
+    /// Chooses from a run's sensor table. A measurement is never mixed with a model, a device is never counted twice, and a
+    /// measurement that leaves out the kind of device that does the work (`worker`) measures something else: then the model.
+    pub fn choose(table: &[Sensor], worker: Option<DeviceKind>) -> Option<Panel> {
         let candidates = || {
             table
                 .iter()
                 .enumerate()
                 .filter_map(|(i, s)| Some((SensorId(u16::try_from(i).ok()?), s, s.energy_method()?)))
         };
-        let measured = candidates().any(|(_, _, m)| m != Method::Model);
+        let covers =
+            |s: &Sensor| worker.is_none_or(|w| s.device.kind == w || s.device.kind == DeviceKind::Machine);
+        let modelled = candidates().any(|(_, _, m)| m == Method::Model);
+        let measured = candidates().any(|(_, s, m)| m != Method::Model && (covers(s) || !modelled));
         let mut best: Vec<(SensorId, &Sensor, Method)> = Vec::new();
         for (id, sensor, method) in candidates().filter(|(_, _, m)| (*m != Method::Model) == measured) {
             match best
@@ -230,6 +237,7 @@ mod tests {
             perimeter,
             kind: if quantity == Quantity::Energy { Kind::Counter { wrap: None } } else { Kind::Gauge },
             trust,
+            quantum: 0.0,
         }
     }
 
@@ -243,7 +251,7 @@ mod tests {
             sensor(DeviceKind::Gpu, "a", Quantity::Energy, Perimeter::Device, SURE),
             sensor(DeviceKind::Gpu, "b", Quantity::Power, Perimeter::Device, SURE),
         ];
-        let panel = Panel::choose(&table).unwrap();
+        let panel = Panel::choose(&table, None).unwrap();
         assert_eq!(panel, Panel { sensors: vec![SensorId(1), SensorId(2)], perimeter: Perimeter::Device });
     }
 
@@ -253,8 +261,20 @@ mod tests {
             sensor(DeviceKind::Cpu, "cpu", Quantity::Energy, Perimeter::Host, GUESS),
             sensor(DeviceKind::Gpu, "a", Quantity::Energy, Perimeter::Device, SURE),
         ];
-        let panel = Panel::choose(&table).unwrap();
+        let panel = Panel::choose(&table, None).unwrap();
         assert_eq!(panel, Panel { sensors: vec![SensorId(1)], perimeter: Perimeter::Device });
+    }
+
+    #[test]
+    fn a_measurement_of_another_device_than_the_one_at_work_is_no_measurement() {
+        let table = [
+            sensor(DeviceKind::Gpu, "a", Quantity::Energy, Perimeter::Device, SURE),
+            sensor(DeviceKind::Cpu, "cpu", Quantity::Energy, Perimeter::Host, GUESS),
+        ];
+        let guess = Panel::choose(&table, Some(DeviceKind::Cpu)).unwrap();
+        assert_eq!(guess, Panel { sensors: vec![SensorId(1)], perimeter: Perimeter::Host });
+        let forced = Panel::choose(&table[..1], Some(DeviceKind::Cpu)).unwrap();
+        assert_eq!(forced.sensors, vec![SensorId(0)]);
     }
 
     #[test]
@@ -263,13 +283,13 @@ mod tests {
             sensor(DeviceKind::Gpu, "a", Quantity::Energy, Perimeter::Device, SURE),
             sensor(DeviceKind::Machine, "bmc", Quantity::Power, Perimeter::Wall, SURE),
         ];
-        let panel = Panel::choose(&table).unwrap();
+        let panel = Panel::choose(&table, None).unwrap();
         assert_eq!(panel, Panel { sensors: vec![SensorId(1)], perimeter: Perimeter::Wall });
     }
 
     #[test]
     fn no_energy_sensor_no_panel() {
         let table = [sensor(DeviceKind::Cpu, "cpu", Quantity::CpuBusy, Perimeter::Host, SURE)];
-        assert_eq!(Panel::choose(&table), None);
+        assert_eq!(Panel::choose(&table, None), None);
     }
 }

@@ -176,12 +176,15 @@ impl Spec {
         })
     }
 
-    /// A layer from one piece of text, as the environment gives it: a string, a JSON value or a comma-separated list,
-    /// whichever fits the key.
+    /// A layer from one piece of text, as the environment gives it: a string, a JSON value, one `key=value` or a
+    /// comma-separated list, whichever fits the key.
     pub fn layer_from_text(origin: &str, key: &str, text: &str) -> Result<Layer, SpecError> {
         let list =
             || Value::Array(text.split(',').map(|part| Value::String(part.trim().to_owned())).collect());
-        let readings = [Some(Value::String(text.to_owned())), serde_json::from_str(text).ok(), Some(list())];
+        let pair =
+            || text.split_once('=').map(|(k, v)| Value::Object(Map::from_iter([(k.to_owned(), v.into())])));
+        let readings =
+            [Some(Value::String(text.to_owned())), serde_json::from_str(text).ok(), pair(), Some(list())];
         let mut first_error = None;
         for value in readings.into_iter().flatten() {
             let layer = Layer::one(origin, key, value);
@@ -195,10 +198,14 @@ impl Spec {
             .expect("the loop ran at least once, and every pass that did not return kept its error"))
     }
 
+    /// Refuses a spec that did not come through [`Spec::from_layers`] and makes no sense: a file somebody wrote to.
+    pub fn validate(&self) -> Result<(), SpecError> {
+        let bad = |key: String, why| SpecError::BadValue { origin: "run.json".into(), key, why };
+        Self::keys().into_iter().try_for_each(|key| self.check(&key).map_err(|why| bad(key, why)))
+    }
+
     /// Refuses values that fit the type and make no sense.
     fn check(&self, key: &str) -> Result<(), String> {
-        let positive =
-            |x: f64| if x.is_finite() && x > 0.0 { Ok(()) } else { Err("must be above 0".to_owned()) };
         match key {
             "concurrency" if self.concurrency != 1 => {
                 Err("only 1 request in flight is supported by this version".into())
@@ -208,7 +215,9 @@ impl Spec {
             "temperature" if !(0.0..=10.0).contains(&self.temperature) => {
                 Err("must lie between 0 and 10".into())
             }
-            "timeout_s" => positive(self.timeout_s),
+            "timeout_s" if !(1e-3..=1e6).contains(&self.timeout_s) => {
+                Err("must lie between 0.001 and 1000000".into())
+            }
             "interval_ms" if !(0.5..=10_000.0).contains(&self.interval_ms) => {
                 Err("must lie between 0.5 and 10000".into())
             }
@@ -277,6 +286,9 @@ mod tests {
     fn a_wrong_value_names_its_place() {
         let error = Spec::from_layers(&[layer("--seed", json!({"seed": "x"}))]).unwrap_err();
         assert!(error.to_string().starts_with("--seed: seed: invalid type"), "{error}");
+        assert!(Spec { timeout_s: 1e20, ..Spec::default() }.validate().is_err());
+        assert!(Spec { interval_ms: f64::NAN, ..Spec::default() }.validate().is_err());
+        assert_eq!(Spec::default().validate(), Ok(()));
         let error = Spec::from_layers(&[layer("wattle.toml", json!({"idle_s": -1}))]).unwrap_err();
         assert_eq!(error.to_string(), "wattle.toml: idle_s: must lie between 0 and 3600");
     }
@@ -289,6 +301,8 @@ mod tests {
         assert_eq!(read("max_queries", "5").max_queries, Some(5));
         assert_eq!(read("source", "nvml, rapl").source, ["nvml", "rapl"]);
         assert_eq!(read("energy", "none").energy, Energy::None);
+        assert_eq!(read("dataset_param", "path=a,b=c").dataset_param["path"], "a,b=c");
+        assert_eq!(read("dataset_param", r#"{"path":"x","n":3}"#).dataset_param["n"], "3");
         assert!(
             Spec::layer_from_text("WATTLE_SEED", "seed", "many")
                 .unwrap_err()

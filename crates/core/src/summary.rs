@@ -220,6 +220,7 @@ mod tests {
             perimeter: Perimeter::Device,
             kind: Kind::Gauge,
             trust: Trust::Measured { gain: 0.05 },
+            quantum: 0.0,
         };
         let eight: Vec<Sensor> =
             (0..8).flat_map(|i| [board(i, Quantity::Power), board(i, Quantity::Temperature)]).collect();

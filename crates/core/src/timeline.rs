@@ -16,6 +16,11 @@ const PLAUSIBLE_WATTS: f64 = 20_000.0;
 /// A counter hands over what it gathered since its last refresh all at once, also between two polls a millisecond apart. The
 /// slowest known are refreshed every half second. docs/method.md#windows
 const LONGEST_REFRESH_S: f64 = 0.5;
+/// The counters that wrap (RAPL) are refreshed every millisecond, so less may hide behind a wrap: a reset close to the end of
+/// the range must not pass for one.
+const WRAP_REFRESH_S: f64 = 0.05;
+/// A counter that is read and does not move for this long is stuck; no hardware that is on draws nothing.
+const STALL_NS: u64 = 2_000_000_000;
 
 /// A gauge's last value stands for at most this long; after that the sensor is taken for dead.
 const LONGEST_HOLD_NS: u64 = 2_000_000_000;
@@ -29,6 +34,8 @@ pub struct Anomalies {
     pub wraps: u64,
     /// Counter resets and impossible jumps: the energy across them is unknown and left out.
     pub resets: u64,
+    /// Times a counter was read and did not move for two seconds.
+    pub stalls: u64,
     /// Readings that were not finite or were negative.
     pub nonsense: u64,
     /// Readings not later than the one before them.
@@ -89,14 +96,20 @@ impl Timeline {
             (Some(s), Some(t)) if s.from == t.from => s.unsure(b.fraction - a.fraction),
             (s, t) => s.map_or(0.0, |s| s.unsure(a.fraction)).hypot(t.map_or(0.0, |t| t.unsure(b.fraction))),
         };
-        let bound = edge + track.gain * joules.abs();
+        // Two readings, each off by up to a step.
+        let steps = track.quantum * std::f64::consts::SQRT_2;
+        let bound = edge.hypot(steps) + track.gain * joules.abs();
         let coverage = covered as f64 / (span.end().nanos() - span.start().nanos()) as f64;
         Some(Estimate::new(Joules(joules), Joules(bound), method, coverage))
     }
 
-    /// The sum over several sensors of one span; `None` if none of them knows.
+    /// The sum over several sensors of one span; `None` if none of them knows. A sensor that saw nothing adds nothing, and
+    /// takes its part of the coverage with it.
     pub fn energy_of(&self, sensors: &[SensorId], span: Span) -> Option<Estimate<Joules>> {
-        sensors.iter().filter_map(|s| self.energy(*s, span)).reduce(|a, b| a + b)
+        let known = || sensors.iter().filter_map(|s| self.energy(*s, span));
+        let sum = known().reduce(|a, b| a + b)?;
+        let coverage = known().map(|e| e.coverage()).sum::<f64>() / sensors.len() as f64;
+        Some(Estimate::new(sum.value(), sum.bound(), sum.method(), coverage))
     }
 
     /// The part of [`Timeline::energy_of`]'s bound that comes from the sensors' gain errors.
@@ -179,8 +192,10 @@ struct Track {
     wrap: Option<f64>,
     method: Option<crate::estimate::Method>,
     gain: f64,
+    quantum: f64,
     nodes: VecDeque<Node>,
     last_poll: Option<Poll>,
+    stalled: bool,
     anomalies: Anomalies,
 }
 
@@ -203,8 +218,10 @@ impl Track {
             wrap,
             method: sensor.energy_method(),
             gain: sensor.trust.gain(),
+            quantum: sensor.quantum,
             nodes: VecDeque::new(),
             last_poll: None,
+            stalled: false,
             anomalies: Anomalies::default(),
         }
     }
@@ -265,7 +282,8 @@ impl Track {
             Some(wrap) if step < 0.0 => step + wrap,
             _ => step,
         };
-        if delta < 0.0 || delta > PLAUSIBLE_WATTS * seconds.max(LONGEST_REFRESH_S) {
+        let longest = if step < 0.0 { WRAP_REFRESH_S } else { LONGEST_REFRESH_S };
+        if delta < 0.0 || delta > PLAUSIBLE_WATTS * seconds.max(longest) {
             self.anomalies.resets += 1;
             // What was counted since the last corner is lost: close the curve there, go on from here.
             let (sum, covered) = self.nodes.back().map_or((0.0, 0), |n| (n.sum, n.covered));
@@ -277,6 +295,11 @@ impl Track {
             self.anomalies.wraps += 1;
         }
         if delta == 0.0 {
+            let since_change = self.nodes.back().map_or(0, |n| at.nanos() - n.at.nanos());
+            if since_change > STALL_NS && !self.stalled {
+                self.anomalies.stalls += 1;
+                self.stalled = true;
+            }
             self.last_poll = Some(Poll { at, raw, changed: false });
             return;
         }
@@ -291,6 +314,7 @@ impl Track {
             // The first change: what was counted before it fell at an unknown time.
             None => self.nodes.push_back(Node { at: corner, sum: 0.0, covered: 0, value: None, slack }),
         }
+        self.stalled = false;
         self.last_poll = Some(Poll { at, raw, changed: true });
     }
 
@@ -372,6 +396,7 @@ mod tests {
             perimeter: Perimeter::Device,
             kind,
             trust: Trust::Measured { gain: 0.0 },
+            quantum: 0.0,
         }]
     }
 
@@ -486,6 +511,36 @@ mod tests {
         assert!((e.value().get() - 50.0).abs() < 1e-9);
         assert!((e.coverage() - 0.1).abs() < 1e-9);
         assert_eq!(e.method(), Method::Integral);
+    }
+
+    #[test]
+    fn of_two_sensors_one_that_dies_takes_half_the_coverage_with_it() {
+        let one = table(Quantity::Energy, Kind::Counter { wrap: None });
+        let mut t = Timeline::new(&[one[0].clone(), one[0].clone()]);
+        let both = [SensorId(0), SensorId(1)];
+        for i in 0..800u64 {
+            for (sensor, stuck) in [(0, 800), (1, 100)] {
+                let value = Some(i.min(stuck) as f64);
+                t.push(&Reading { sensor: SensorId(sensor), at: Stamp::from_nanos(i * 10 * MS), value });
+            }
+        }
+        let alive = t.energy_of(&both, span(200 * MS, 800 * MS)).unwrap();
+        assert_eq!((alive.value().get().round(), alive.coverage()), (120.0, 1.0));
+        let dead = t.energy_of(&both, span(2_000 * MS, 3_000 * MS)).unwrap();
+        assert_eq!((dead.value().get().round(), dead.coverage()), (100.0, 0.5));
+        assert_eq!((t.anomalies(SensorId(0)).stalls, t.anomalies(SensorId(1)).stalls), (0, 1));
+    }
+
+    #[test]
+    fn a_reset_near_the_end_of_the_range_is_not_a_wrap() {
+        let mut t = counter(Some(262_143.0));
+        for i in 0..10u64 {
+            put(&mut t, i * 5 * MS, 257_000.0 + i as f64);
+        }
+        for i in 10..20u64 {
+            put(&mut t, i * 5 * MS, i as f64);
+        }
+        assert_eq!((t.anomalies(ID).wraps, t.anomalies(ID).resets), (0, 1));
     }
 
     #[test]

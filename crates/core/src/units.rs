@@ -129,10 +129,60 @@ impl Div<Watts> for Joules {
     }
 }
 
+/// A figure for people: three significant digits and a prefix for thousands or thousandths. A unit of `1` is none, one that
+/// starts with `1/` is a rate.
+pub fn si(value: f64, unit: &str) -> String {
+    if unit == "1" || unit.is_empty() {
+        return significant(value);
+    }
+    if let Some(per) = unit.strip_prefix("1/") {
+        return format!("{} /{per}", significant(value));
+    }
+    let (scaled, prefix) = match value.abs() {
+        0.0 => (value, ""),
+        x if x < 1e-3 => (value * 1e6, "µ"),
+        x if x < 1.0 => (value * 1e3, "m"),
+        x if x < 1e4 => (value, ""),
+        x if x < 1e7 => (value / 1e3, "k"),
+        _ => (value / 1e6, "M"),
+    };
+    format!("{} {prefix}{unit}", significant(scaled))
+}
+
+/// Three significant digits; whole numbers as they are.
+fn significant(value: f64) -> String {
+    if value.fract() == 0.0 && value.abs() < 1e12 {
+        return format!("{value:.0}");
+    }
+    let digits = value.abs().log10().floor() as i32;
+    if digits < -6 {
+        return format!("{value:.2e}");
+    }
+    format!("{value:.*}", usize::try_from(2 - digits).unwrap_or(0))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn figures_have_three_digits_and_a_fitting_prefix() {
+        for (value, text) in [
+            (0.0, "0 J"),
+            (0.000_012_34, "12.3 µJ"),
+            (0.012_34, "12.3 mJ"),
+            (1.234, "1.23 J"),
+            (123.4, "123 J"),
+            (1234.0, "1234 J"),
+            (12_345.0, "12.3 kJ"),
+            (-0.5, "-500 mJ"),
+        ] {
+            assert_eq!(si(value, "J"), text);
+        }
+        assert_eq!((si(0.123_45, "1/W"), si(200.0, "1")), ("0.123 /W".into(), "200".into()));
+        assert_eq!(si(2e-12, "1"), "2.00e-12");
+    }
 
     proptest! {
         #[test]

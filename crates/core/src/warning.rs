@@ -1,5 +1,6 @@
 //! Doubt is data: what a reader of a result must know, kept in the run and shown by command line and report alike.
 
+use crate::sensor::DeviceKind;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -39,15 +40,55 @@ pub enum Warning {
         /// How many readings were dropped.
         lost: u64,
     },
+    /// Not every query was asked.
+    Incomplete {
+        /// How many were.
+        done: u64,
+        /// Of how many.
+        of: u64,
+    },
     /// Requests failed.
     Errors {
         /// How many.
         failed: u64,
         /// Of how many.
         of: u64,
+        /// The most frequent reason.
+        reason: String,
     },
+    /// Answers were cut off.
+    Truncated {
+        /// How many.
+        truncated: u64,
+        /// Of how many.
+        of: u64,
+    },
+    /// Answers came in one piece.
+    NotStreamed {
+        /// How many.
+        answers: u64,
+    },
+    /// Some questions have no expected answer.
+    PartlyUnscored {
+        /// How many.
+        unscored: u64,
+        /// Of how many.
+        of: u64,
+    },
+    /// Somebody else was busy while the idle machine was measured.
+    BusyBaseline {
+        /// CPU cores used, on average.
+        cores: f64,
+    },
+    /// Idle power came out above the run's own.
+    BadBaseline,
     /// Nothing to compare answers with.
     Unscored,
+    /// The sensors asked for do not include the device that does the work.
+    OtherDevice {
+        /// What does the work.
+        worker: DeviceKind,
+    },
     /// The client did not close cleanly.
     Close {
         /// What it said.
@@ -80,16 +121,47 @@ impl fmt::Display for Warning {
             Warning::ReadingsLost { lost } => {
                 write!(f, "{lost} readings were lost because the run could not keep up; raise interval_ms")
             }
-            Warning::Errors { failed, of } => {
-                write!(f, "{failed} of {of} requests failed; see the column \"error\" of requests.parquet")
+            Warning::Incomplete { done, of } => {
+                write!(f, "only {done} of {of} queries were asked; go on with --resume")
             }
+            Warning::Errors { failed, of, reason } => {
+                write!(f, "{failed} of {of} requests failed, most with: {reason}")
+            }
+            Warning::Truncated { truncated, of } => write!(
+                f,
+                "{truncated} of {of} answers were cut off at the token cap or the model's context; raise --max-tokens"
+            ),
+            Warning::NotStreamed { answers } => write!(
+                f,
+                "{answers} answers came in one piece; time to first token and the energy of prefill and decode are unknown"
+            ),
+            Warning::PartlyUnscored { unscored, of } => {
+                write!(f, "{unscored} of {of} questions have no expected answer and count in no score")
+            }
+            Warning::BusyBaseline { cores } => write!(
+                f,
+                "other processes used {cores:.1} CPU cores while the idle machine was measured; idle power is too high"
+            ),
+            Warning::BadBaseline => {
+                write!(f, "idle power came out above the run's own, so there is no net energy")
+            }
+            Warning::OtherDevice { worker } => write!(
+                f,
+                "the model runs on the {}, and none of the sensors asked for measures it; the energy is that of other devices",
+                match worker {
+                    DeviceKind::Gpu => "GPU",
+                    DeviceKind::Cpu | DeviceKind::Dram => "CPU",
+                    DeviceKind::Ane => "neural engine",
+                    DeviceKind::Machine => "machine",
+                }
+            ),
             Warning::Unscored => {
                 write!(f, "no expected answers, so no accuracy; name them with --dataset-param answer=COLUMN")
             }
             Warning::Close { error } => write!(f, "the client did not close cleanly: {error}"),
             Warning::Contaminated { cores } => write!(
                 f,
-                "other processes used {cores:.1} CPU cores during the run; times and energy are not those of a quiet machine"
+                "other processes used {cores:.1} CPU cores in this session, idle baseline included; times and energy are not those of a quiet machine"
             ),
         }
     }

@@ -55,14 +55,16 @@ pub enum LabError {
         /// The run folder.
         run: PathBuf,
     },
-    /// The run to resume was made from other prompts.
-    #[error("the dataset changed since {} was started: its prompts' digest was {then} and is {now}; start a new run", .run.display())]
-    DatasetChanged {
+    /// The run to resume was made with something else.
+    #[error("the {what} changed since {} was started: it was {then} and is {now}; start a new run with --from, or put back what changed", .run.display())]
+    Changed {
+        /// What changed.
+        what: &'static str,
         /// The run folder.
         run: PathBuf,
-        /// Digest in `run.json`.
+        /// As in `run.json`.
         then: String,
-        /// Digest now.
+        /// As it is now.
         now: String,
     },
     /// The system refused something basic (a thread, the runtime).

@@ -4,15 +4,13 @@ use crate::LabError;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use wattle_core::event::Event;
-use wattle_core::metrics::{Accumulator, Surroundings};
+use wattle_core::metrics::{Accumulator, Metric, Surroundings, WHOLE};
+use wattle_core::seen::Seen;
 use wattle_core::sensor::DeviceKind;
 use wattle_core::summary::{SCHEMA_VERSION, Summary};
 use wattle_core::time::Wall;
 use wattle_core::{Seconds, Warning};
 use wattle_store::RunDir;
-
-/// Less coverage than this is worth a warning; the edges of a run cost a fraction of it.
-const WHOLE: f64 = 0.99;
 
 /// Sums up the run in `dir` at the moment `now`.
 pub fn summarize(dir: &RunDir, now: Wall) -> Result<Summary, LabError> {
@@ -20,33 +18,33 @@ pub fn summarize(dir: &RunDir, now: Wall) -> Result<Summary, LabError> {
     let mut records = Accumulator::default();
     let mut around = Surroundings::default();
     let mut warnings: Vec<Warning> = Vec::new();
-    let mut asked = vec![false; info.queries as usize];
+    let mut asked = Seen::default();
+    let mut reasons: BTreeMap<String, u64> = BTreeMap::new();
+    let mut session = 0;
     dir.replay(|line| match line.event {
-        Event::Record(record) => {
-            // A query that stands there twice counts once, the first time.
-            let seen = asked.get_mut(record.item.index as usize);
-            if seen.is_none_or(|seen| !std::mem::replace(seen, true)) {
-                records.push(&record);
+        Event::Session { session: number, .. } => session = number,
+        // A query that stands there twice counts once, the first time.
+        Event::Record(record) if asked.insert(record.item.index) => {
+            if let Some(error) = record.exchange.outcome.error() {
+                count(&mut reasons, error);
             }
+            records.push(&record);
         }
         Event::Warning(warning) if !warnings.contains(&warning) => warnings.push(warning),
         Event::Event { event, data: Some(data) } => match event.as_str() {
-            "idle_baseline" => around.idle_power = serde_json::from_value(data["power_w"].clone()).ok(),
+            "idle_baseline" => {
+                if let Ok(power) = serde_json::from_value(data["power_w"].clone()) {
+                    around.idle_power.insert(session, power);
+                }
+            }
             "meter_cost" => around.meter_cpu = add_cost(around.meter_cpu, &data),
             _ => {}
         },
         _ => {}
     })?;
-
-    if let Some(coverage) = records.coverage().filter(|c| *c < WHOLE) {
-        warnings.push(Warning::Coverage { coverage });
-    }
-    if records.errors() > 0 {
-        warnings.push(Warning::Errors { failed: records.errors(), of: records.queries() });
-    }
-    if !records.is_scored() && records.queries() > 0 {
-        warnings.push(Warning::Unscored);
-    }
+    let metrics = records.finish(&around);
+    let complete = records.queries() == info.queries;
+    warnings.extend(doubts(&records, &metrics, info.queries, &reasons));
     let mut gpus: Vec<(&str, &str)> = Vec::new();
     for device in info.sensors.iter().map(|s| &s.device).filter(|d| d.kind == DeviceKind::Gpu) {
         if !gpus.iter().any(|(id, _)| *id == device.id) {
@@ -59,7 +57,7 @@ pub fn summarize(dir: &RunDir, now: Wall) -> Result<Summary, LabError> {
         run_id: info.run_id,
         span: sessions.last_key_value().map(|(_, span)| *span),
         sessions,
-        complete: asked.iter().all(|a| *a),
+        complete,
         model: info.model.name.clone(),
         dataset: info.spec.dataset.clone(),
         dataset_name: info.dataset_name,
@@ -78,8 +76,54 @@ pub fn summarize(dir: &RunDir, now: Wall) -> Result<Summary, LabError> {
         ),
         config: info.spec,
         warnings: warnings.into_iter().map(Into::into).collect(),
-        metrics: records.finish(&around),
+        metrics,
     })
+}
+
+/// What the records themselves give reason to doubt.
+fn doubts(
+    records: &Accumulator,
+    metrics: &BTreeMap<String, Metric>,
+    queries: u64,
+    reasons: &BTreeMap<String, u64>,
+) -> Vec<Warning> {
+    let of = records.queries();
+    let mut doubts = Vec::new();
+    if of < queries {
+        doubts.push(Warning::Incomplete { done: of, of: queries });
+    }
+    if records.errors() > 0 {
+        let most = reasons.iter().max_by_key(|(_, n)| **n).map(|(reason, _)| reason.clone());
+        doubts.push(Warning::Errors { failed: records.errors(), of, reason: most.unwrap_or_default() });
+    }
+    if records.truncated() > 0 {
+        doubts.push(Warning::Truncated { truncated: records.truncated(), of });
+    }
+    if records.unstreamed() > 0 {
+        doubts.push(Warning::NotStreamed { answers: records.unstreamed() });
+    }
+    match records.scored() {
+        _ if of == 0 => {}
+        0 => doubts.push(Warning::Unscored),
+        scored if scored < of => doubts.push(Warning::PartlyUnscored { unscored: of - scored, of }),
+        _ => {}
+    }
+    if let Some(coverage) = records.coverage().filter(|c| *c < WHOLE) {
+        doubts.push(Warning::Coverage { coverage });
+    }
+    let value = |name: &str| metrics.get(name).and_then(|m| m.value);
+    if value("idle_power_w").zip(value("mean_power_w")).is_some_and(|(idle, mean)| idle > mean) {
+        doubts.push(Warning::BadBaseline);
+    }
+    doubts
+}
+
+/// Counts reasons, as long as they are few and short: a server may say anything.
+fn count(reasons: &mut BTreeMap<String, u64>, error: &str) {
+    let reason: String = error.chars().take(200).collect();
+    if reasons.len() < 100 || reasons.contains_key(&reason) {
+        *reasons.entry(reason).or_default() += 1;
+    }
 }
 
 /// Sessions add up.

@@ -20,6 +20,8 @@ const RING: usize = 1 << 16;
 const SLOW: Duration = Duration::from_millis(250);
 /// A counter that does not change is still shown alive this often.
 const HEARTBEAT_NS: u64 = 1_000_000_000;
+/// A read that takes longer (a driver that hangs) is not waited for at the end.
+const STOP_NS: u64 = 2_000_000_000;
 
 /// What sampling itself cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -106,13 +108,20 @@ impl Meter {
         }
     }
 
-    /// Reads everything once more and stops; the last readings can still be drained.
-    pub fn stop(&mut self) {
+    /// Reads everything once more and stops; the last readings can still be drained. False if the thread did not come back
+    /// from a read in time and was left behind.
+    pub fn stop(&mut self) -> bool {
         self.counters.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            // A source that panicked took its thread with it; what it had read is still here.
-            let _ = thread.join();
+        let Some(thread) = self.thread.take() else { return true };
+        let patience = clock::now().plus_nanos(STOP_NS);
+        while !thread.is_finished() {
+            if clock::now() > patience {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
         }
+        // A source that panicked took its thread with it; what it had read is still here.
+        thread.join().is_ok()
     }
 }
 
@@ -234,6 +243,7 @@ mod tests {
                 perimeter: Perimeter::Device,
                 kind,
                 trust: Trust::Measured { gain: 0.0 },
+                quantum: 0.0,
             };
             let energy = sensor(Quantity::Energy, Kind::Counter { wrap: None });
             Self { sensors: vec![energy, sensor(Quantity::Temperature, Kind::Gauge)], polls: 0 }
@@ -283,6 +293,22 @@ mod tests {
     fn slow_gauges_are_read_at_the_start_and_at_the_end() {
         let (readings, _) = sample(5);
         assert!(readings.iter().filter(|r| r.sensor == SensorId(1)).count() >= 2);
+    }
+
+    #[test]
+    fn a_read_that_hangs_does_not_hold_up_the_end() {
+        struct Hangs(Vec<Sensor>);
+        impl Source for Hangs {
+            fn sensors(&self) -> &[Sensor] {
+                &self.0
+            }
+            fn read(&mut self, _: Depth, _: &mut dyn FnMut(usize, Option<f64>)) {
+                std::thread::sleep(Duration::from_secs(600));
+            }
+        }
+        let mut meter =
+            Meter::start(vec![Box::new(Hangs(Steps::new().sensors))], Duration::from_millis(1)).unwrap();
+        assert!(!meter.stop());
     }
 
     #[test]

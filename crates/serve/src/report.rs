@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
-use wattle_core::event::Event;
 use wattle_core::metrics::METRICS;
 use wattle_core::record::Record;
 use wattle_core::summary::Summary;
+use wattle_core::units::si;
 use wattle_store::{RunDir, StoreError};
 
 /// A picture of more points is a blot, and a file of more is heavy: of longer runs every n-th query is drawn.
@@ -18,8 +18,8 @@ pub enum ReportError {
     /// The run cannot be read.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The run has not been summed up.
-    #[error("{} has no summary yet; finish it with \"wattle run --resume {}\"", .0.display(), .0.display())]
+    /// The run has not been summed up, or has gone on since it was.
+    #[error("{} has queries that are not summed up yet; do that with \"wattle run --resume {}\"", .0.display(), .0.display())]
     Unfinished(PathBuf),
     /// The file cannot be written.
     #[error("cannot write {}: {error}", .path.display())]
@@ -36,11 +36,12 @@ pub fn write(run: &Path, out: Option<&Path>) -> Result<PathBuf, ReportError> {
     let dir = RunDir::open(run)?;
     let summary = dir.summary()?.ok_or_else(|| ReportError::Unfinished(run.into()))?;
     let mut queries = Queries::new(summary.total_queries);
-    dir.replay(|line| {
-        if let Event::Record(record) = line.event {
-            queries.push(&record);
-        }
-    })?;
+    for record in dir.records()? {
+        queries.push(&record?);
+    }
+    if queries.seen != summary.total_queries {
+        return Err(ReportError::Unfinished(run.into()));
+    }
     let path = out.map_or_else(|| run.join("report.html"), Path::to_path_buf);
     std::fs::write(&path, html(&summary, &queries))
         .map_err(|error| ReportError::Write { path: path.clone(), error })?;
@@ -64,7 +65,9 @@ struct Point {
 #[derive(Default)]
 struct Subject {
     n: u64,
+    scored: u64,
     score: f64,
+    metered: u64,
     joules: f64,
 }
 
@@ -88,7 +91,9 @@ impl Queries {
         if self.subjects.len() < 100 || self.subjects.contains_key(&name) {
             let subject = self.subjects.entry(name).or_default();
             subject.n += 1;
+            subject.scored += u64::from(record.score.is_some());
             subject.score += score;
+            subject.metered += u64::from(joules.is_some());
             subject.joules += joules.unwrap_or(0.0);
         }
     }
@@ -110,9 +115,10 @@ fn html(summary: &Summary, queries: &Queries) -> String {
     for warning in &summary.warnings {
         let _ = writeln!(out, "<p class=\"warn\" role=\"note\">{}</p>", text(&warning.text));
     }
-    out += &scatter(queries);
+    out += &scatter(summary, queries);
     out += &metrics(summary);
     out += &subjects(queries);
+    out += &settings(summary);
     out += "</body></html>\n";
     out
 }
@@ -124,20 +130,27 @@ fn metrics(summary: &Summary) -> String {
     );
     for definition in METRICS {
         let Some(metric) = summary.metrics.get(definition.name) else { continue };
-        let value = metric
-            .value
-            .map_or_else(|| "unknown".into(), |v| format!("{} {}", figure(v), unit(definition.unit)));
+        let Some(value) = metric.value else { continue };
+        let show = |x: f64| si(x, definition.unit);
         let interval = match (metric.low, metric.high) {
-            (Some(low), Some(high)) if low < high => format!("{} to {}", figure(low), figure(high)),
-            (Some(low), None) => format!("above {}", figure(low)),
+            (Some(low), Some(high)) if low < high => format!("{} to {}", show(low), show(high)),
+            (Some(low), None) => format!("above {}", show(low)),
             _ => String::new(),
+        };
+        let how = match (metric.method.as_str(), metric.p50, metric.p90, metric.p99) {
+            ("model", ..) => "ESTIMATED".into(),
+            ("counter" | "integral", ..) => format!("measured ({})", metric.method),
+            (_, Some(p50), Some(p90), Some(p99)) => {
+                format!("p50 {}, p90 {}, p99 {}", show(p50), show(p90), show(p99))
+            }
+            (other, ..) => other.to_owned(),
         };
         let _ = writeln!(
             out,
             "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{interval}</td><td>{}</td><td class=\"soft\">{}</td></tr>",
             definition.name,
-            text(&value),
-            text(&metric.method),
+            text(&show(value)),
+            text(&how),
             text(definition.definition),
         );
     }
@@ -145,10 +158,10 @@ fn metrics(summary: &Summary) -> String {
 }
 
 /// Energy against latency, one dot a query.
-fn scatter(queries: &Queries) -> String {
+fn scatter(summary: &Summary, queries: &Queries) -> String {
     const WIDTH: f64 = 720.0;
     const HEIGHT: f64 = 320.0;
-    const LEFT: f64 = 60.0;
+    const LEFT: f64 = 70.0;
     const BOTTOM: f64 = 40.0;
     let most = |of: fn(&Point) -> f64| queries.points.iter().map(of).fold(0.0, f64::max);
     let (longest, costliest) = (most(|p| p.latency), most(|p| p.joules));
@@ -157,13 +170,19 @@ fn scatter(queries: &Queries) -> String {
     }
     let x = |latency: f64| LEFT + latency / longest * (WIDTH - LEFT - 10.0);
     let y = |joules: f64| HEIGHT - BOTTOM - joules / costliest * (HEIGHT - BOTTOM - 20.0);
+    let estimated = summary.metrics.get("energy_j").is_some_and(|m| m.method == "model");
     let mut out = format!(
         "<h2>Energy against latency</h2>\n<p class=\"soft\">One dot a query{}; <b style=\"color:var(--good)\">right</b>, \
-         <b style=\"color:var(--bad)\">wrong</b>.</p>\n\
+         <b style=\"color:var(--bad)\">wrong</b>.{}</p>\n\
          <svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"Energy of each query against its latency\">\
          <line class=\"axis\" x1=\"{LEFT}\" y1=\"{b}\" x2=\"{WIDTH}\" y2=\"{b}\"/>\
          <line class=\"axis\" x1=\"{LEFT}\" y1=\"10\" x2=\"{LEFT}\" y2=\"{b}\"/>",
-        if queries.every > 1 { format!(" (every {}th)", queries.every) } else { String::new() },
+        if queries.every > 1 { format!(" (one in {})", queries.every) } else { String::new() },
+        if estimated {
+            " Energy is estimated; bands are the steps in which CPU time is counted."
+        } else {
+            ""
+        },
         b = HEIGHT - BOTTOM,
     );
     for quarter in 0..=4 {
@@ -171,17 +190,19 @@ fn scatter(queries: &Queries) -> String {
         let (latency, joules) = (longest * part, costliest * part);
         let _ = write!(
             out,
-            "<text x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"middle\">{} s</text>\
-             <text x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"end\">{} J</text>",
-            x(latency).min(WIDTH - 20.0),
+            "<text x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"middle\">{}</text>\
+             <text x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"end\">{}</text>",
+            x(latency).min(WIDTH - 30.0),
             HEIGHT - BOTTOM + 16.0,
-            figure(latency),
+            si(latency, "s"),
             LEFT - 6.0,
             y(joules) + 4.0,
-            figure(joules),
+            si(joules, "J"),
         );
     }
-    for point in &queries.points {
+    // Wrong ones last, so that they lie on top.
+    let (right, wrong): (Vec<&Point>, Vec<&Point>) = queries.points.iter().partition(|p| p.right);
+    for point in right.into_iter().chain(wrong) {
         let class = if point.right { "right" } else { "wrong" };
         let (x, y) = (x(point.latency), y(point.joules));
         let _ = write!(
@@ -198,20 +219,38 @@ fn subjects(queries: &Queries) -> String {
     }
     let mut out = String::from(
         "<h2>By subject</h2>\n<table><thead><tr><th>subject</th><th class=\"n\">queries</th><th class=\"n\">accuracy</th>\
-         <th class=\"n\">J per query</th></tr></thead><tbody>\n",
+         <th class=\"n\">energy per query</th></tr></thead><tbody>\n",
     );
+    let unknown = || "unknown".to_owned();
     for (name, subject) in &queries.subjects {
-        let n = subject.n as f64;
+        let mean = |sum: f64, n: u64| (n > 0).then(|| sum / n as f64);
         let _ = writeln!(
             out,
-            "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{:.1} %</td><td class=\"n\">{}</td></tr>",
+            "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>",
             text(name),
             subject.n,
-            subject.score / n * 100.0,
-            if subject.joules > 0.0 { figure(subject.joules / n) } else { "unknown".into() },
+            mean(subject.score, subject.scored).map_or_else(unknown, |a| format!("{:.1} %", a * 100.0)),
+            mean(subject.joules, subject.metered).map_or_else(unknown, |j| si(j, "J")),
         );
     }
     out + "</tbody></table>\n"
+}
+
+/// Everything that was asked for, and of what.
+fn settings(summary: &Summary) -> String {
+    let host = &summary.system_info;
+    let config = serde_json::to_string_pretty(&summary.config).unwrap_or_default();
+    format!(
+        "<h2>Settings</h2>\n<p class=\"soft\">{}, {} logical CPUs, {} {}; wattle {}; energy of: {}</p>\n\
+         <details><summary>All settings</summary><pre>{}</pre></details>\n",
+        text(&host.cpu_brand),
+        host.cpu_count,
+        text(&host.os_name),
+        text(&host.os_version),
+        text(summary.versions.get("wattle").map_or("", String::as_str)),
+        summary.energy_perimeter.map_or("nothing", |p| p.name()),
+        text(&config),
+    )
 }
 
 /// Text that stays text.
@@ -229,25 +268,6 @@ fn text(raw: &str) -> String {
     })
 }
 
-/// Four significant digits; whole numbers as they are.
-fn figure(value: f64) -> String {
-    if value.fract() == 0.0 && value.abs() < 1e12 {
-        return format!("{value:.0}");
-    }
-    if value.abs() < 1e-4 {
-        return format!("{value:.2e}");
-    }
-    let digits = value.abs().log10().floor() as i32;
-    format!("{value:.*}", usize::try_from(3 - digits).unwrap_or(0))
-}
-
-const fn unit(unit: &str) -> &str {
-    match unit.as_bytes() {
-        b"1" => "",
-        _ => unit,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -258,12 +278,5 @@ mod tests {
             text("<script>alert('x')&\"</script>"),
             "&lt;script&gt;alert(&#39;x&#39;)&amp;&quot;&lt;/script&gt;"
         );
-    }
-
-    #[test]
-    fn figures_are_short() {
-        let short: Vec<String> =
-            [0.0, 12_345.0, 1234.2, 0.012_342, 0.000_001_2].iter().map(|v| figure(*v)).collect();
-        assert_eq!(short, ["0", "12345", "1234", "0.01234", "1.20e-6"]);
     }
 }

@@ -6,12 +6,12 @@ use crate::error::{Result, StoreError};
 use crate::file;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::PathBuf;
 use wattle_core::event::{Event, Line};
 use wattle_core::record::Record;
+use wattle_core::seen::Seen;
 use wattle_core::time::Wall;
 
 /// Appends to the log.
@@ -191,43 +191,5 @@ impl Iterator for Records {
                 Err(e) => return Some(Err(e)),
             }
         }
-    }
-}
-
-/// A set of indexes as ranges, first to last: a run of a billion queries in order is one range.
-#[derive(Debug, Default)]
-struct Seen(BTreeMap<u64, u64>);
-
-impl Seen {
-    fn contains(&self, index: u64) -> bool {
-        self.0.range(..=index).next_back().is_some_and(|(_, last)| index <= *last)
-    }
-
-    /// Adds an index; false if it was there.
-    fn insert(&mut self, index: u64) -> bool {
-        if self.contains(index) {
-            return false;
-        }
-        let before = self.0.range(..index).next_back().filter(|(_, last)| **last + 1 == index);
-        let first = before.map_or(index, |(first, _)| *first);
-        let last = index.checked_add(1).and_then(|next| self.0.remove(&next)).unwrap_or(index);
-        self.0.insert(first, last);
-        true
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn indexes_are_seen_once_in_any_order_and_neighbours_become_one_range() {
-        let mut seen = Seen::default();
-        for index in [5, 0, 2, 1, u64::MAX, 4, u64::MAX - 1, 3] {
-            assert!(!seen.contains(index));
-            assert!(seen.insert(index));
-            assert!(!seen.insert(index));
-        }
-        assert_eq!(seen.0, BTreeMap::from([(0, 5), (u64::MAX - 1, u64::MAX)]));
     }
 }

@@ -40,22 +40,22 @@ pub(crate) enum Command {
   wattle run --from runs/NAME --seed 2                  the same again with another seed
   wattle run --format json > result.json                for programs
 
-Every option is also a key of wattle.toml (max_queries = 10) and an environment variable
-(WATTLE_MAX_QUERIES=10). Flags win over the environment, the environment over the file.
+Every option but those under Result is also a key of wattle.toml (max_queries = 10) and an
+environment variable (WATTLE_MAX_QUERIES=10, WATTLE_DATASET_PARAM=path=q.jsonl). Flags win over the environment, the environment over the file.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated.")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) spec: SpecArgs,
     /// Folder in which the run's folder is made
-    #[arg(long, value_name = "DIR", default_value = "runs", help_heading = "Result")]
+    #[arg(long, env = "WATTLE_OUT", value_name = "DIR", default_value = "runs", help_heading = "Result")]
     pub(crate) out: PathBuf,
     /// Name of the run's folder instead of HARDWARE_MODEL_DATASET_ID
     #[arg(long, help_heading = "Result", conflicts_with = "resume")]
     pub(crate) name: Option<String>,
-    /// Replace a run of that --name
+    /// Replace a run of that --name; everything in its folder is removed
     #[arg(long, requires = "name", help_heading = "Result")]
     pub(crate) overwrite: bool,
-    /// Go on with this run; asks no question twice
+    /// Go on with this run; asks no question twice (--url, --client-param, --timeout-s, --max-errors may change)
     #[arg(long, value_name = "RUN", help_heading = "Result", conflicts_with_all = ["from", "config"])]
     pub(crate) resume: Option<PathBuf>,
     /// Start from the settings of this run
@@ -65,7 +65,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE", help_heading = "Result")]
     pub(crate) config: Option<PathBuf>,
     /// What to print
-    #[arg(long, value_enum, default_value_t, help_heading = "Result")]
+    #[arg(long, env = "WATTLE_FORMAT", value_enum, default_value_t, help_heading = "Result")]
     pub(crate) format: Format,
 }
 
@@ -74,7 +74,7 @@ pub(crate) enum Format {
     /// For people
     #[default]
     Table,
-    /// summary.json
+    /// For programs; of a run, its summary.json
     Json,
 }
 

@@ -11,7 +11,10 @@ use wattle_store::RunDir;
 const FILE: &str = "wattle.toml";
 const PREFIX: &str = "WATTLE_";
 /// Variables that wattle sets for programs it starts, and those of its simulated hardware; they are not settings.
-const NOT_SETTINGS: &[&str] = &["LOG", "RESULT_DIR", "RUN_ID", "RANK", "WORLD_SIZE", "SIM_NVML"];
+const NOT_SETTINGS: &[&str] =
+    &["LOG", "RESULT_DIR", "RUN_ID", "RANK", "WORLD_SIZE", "SIM_NVML", "OUT", "FORMAT"];
+/// What Kubernetes sets for every pod beside a service of our name.
+const NOT_OURS: &[&str] = &["SERVICE_", "PORT"];
 
 /// The call was wrong: exit code 2.
 #[derive(Debug)]
@@ -40,20 +43,33 @@ pub(crate) fn spec(args: &RunArgs) -> Result<Spec> {
         None if Path::new(FILE).exists() => layers.push(file(Path::new(FILE))?),
         None => {}
     }
-    for (name, text) in std::env::vars() {
-        if let Some(key) = name.strip_prefix(PREFIX).filter(|key| !NOT_SETTINGS.contains(key)) {
-            layers.push(
-                Spec::layer_from_text(&name, &key.to_lowercase(), &text).map_err(|e| Usage(e.to_string()))?,
-            );
-        }
-    }
+    layers.extend(environment()?);
     layers.extend(flags(&args.spec)?);
     Ok(Spec::from_layers(&layers).map_err(|e| Usage(e.to_string()))?)
 }
 
-/// Whether any flag of the spec was given.
-pub(crate) fn has_flags(args: &SpecArgs) -> Result<bool> {
-    Ok(!flags(args)?.is_empty())
+/// The settings that were given by flags alone, one layer each.
+pub(crate) fn flags(args: &SpecArgs) -> Result<Vec<Layer>> {
+    let given = object(serde_json::to_value(args)?);
+    let layer =
+        |(key, value): (String, Value)| Layer::one(format!("--{}", key.replace('_', "-")), &key, value);
+    Ok(given.into_iter().map(layer).collect())
+}
+
+/// Settings from variables that are set, not empty, and ours.
+fn environment() -> Result<Vec<Layer>> {
+    let mut layers = Vec::new();
+    for (name, value) in std::env::vars_os() {
+        let Some(name) = name.to_str() else { continue };
+        let Some(key) = name.strip_prefix(PREFIX) else { continue };
+        if value.is_empty() || NOT_SETTINGS.contains(&key) || NOT_OURS.iter().any(|p| key.starts_with(p)) {
+            continue;
+        }
+        let text = value.to_str().ok_or_else(|| Usage(format!("{name} is not UTF-8 text")))?;
+        layers
+            .push(Spec::layer_from_text(name, &key.to_lowercase(), text).map_err(|e| Usage(e.to_string()))?);
+    }
+    Ok(layers)
 }
 
 fn file(path: &Path) -> Result<Layer> {
@@ -61,13 +77,6 @@ fn file(path: &Path) -> Result<Layer> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {origin}"))?;
     let values: Value = toml::from_str(&text).map_err(|e| Usage(format!("{origin}: {e}")))?;
     Ok(Layer { origin, values: object(values) })
-}
-
-fn flags(args: &SpecArgs) -> Result<Vec<Layer>> {
-    let given = object(serde_json::to_value(args)?);
-    let layer =
-        |(key, value): (String, Value)| Layer::one(format!("--{}", key.replace('_', "-")), &key, value);
-    Ok(given.into_iter().map(layer).collect())
 }
 
 fn object(value: Value) -> Map<String, Value> {

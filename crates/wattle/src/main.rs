@@ -18,7 +18,7 @@ fn main() -> ExitCode {
         Command::List(args) => cmd::list::list(&args),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("wattle: {error:#}");
+        eprintln!("wattle: {}", message(&error));
         if let Some(wattle_lab::LabError::Stopped(cause)) = error.downcast_ref() {
             return ExitCode::from(cmd::run::exit_code(*cause));
         }
@@ -26,5 +26,12 @@ fn main() -> ExitCode {
             || error.downcast_ref::<wattle_lab::LabError>().is_some_and(wattle_lab::LabError::is_usage)
             || error.downcast_ref::<wattle_meter::source::OpenError>().is_some();
         ExitCode::from(if usage { 2 } else { 1 })
+    })
+}
+
+/// The error and its causes, each said once: many messages hold their cause already.
+fn message(error: &anyhow::Error) -> String {
+    error.chain().skip(1).map(ToString::to_string).fold(error.to_string(), |text, cause| {
+        if text.contains(&cause) { text } else { format!("{text}: {cause}") }
     })
 }

@@ -21,6 +21,12 @@ fn wait_for_records(run: &dyn Fn() -> Option<PathBuf>, child: &mut Child, count:
     }
 }
 
+/// Up to `below` milliseconds, at random: the test is about any moment.
+fn random(below: u64) -> Duration {
+    use std::hash::{BuildHasher, Hasher};
+    Duration::from_millis(std::hash::RandomState::new().build_hasher().finish() % below)
+}
+
 fn signal(child: &Child, name: &str) {
     let ok = std::process::Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
     assert!(ok.success());
@@ -45,9 +51,9 @@ fn killed_ten_times_and_resumed_every_item_is_asked_exactly_once() {
     for kill in 0..10usize {
         let resume = ["run", "--resume", run.to_str().unwrap()];
         let mut child = bench.start(if kill == 0 { &start } else { &resume });
-        // Some odd number of records further on: moments that fall before, between and after writes.
-        let wanted = before + 7 + kill * 3;
+        let wanted = before + random(60).as_millis() as usize;
         wait_for_records(&|| run.exists().then(|| run.clone()), &mut child, wanted);
+        std::thread::sleep(random(15));
         child.kill().unwrap();
         child.wait().unwrap();
         let now = recorded(&run);
@@ -56,6 +62,14 @@ fn killed_ten_times_and_resumed_every_item_is_asked_exactly_once() {
         before = now.len();
     }
     assert!(before < MANY, "the kills came too late to mean anything");
+    // And while the tables are made: all is asked, nothing may be asked again, and what is half made is made anew.
+    for _ in 0..3 {
+        let mut child = bench.start(&["run", "--resume", run.to_str().unwrap()]);
+        wait_for_records(&|| Some(run.clone()), &mut child, MANY);
+        std::thread::sleep(random(30));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
     let summary = bench.summary(&["run", "--resume", run.to_str().unwrap()]);
     assert_every_item_once(&run, MANY);
     assert_eq!((&summary["complete"], &summary["total_queries"]), (&true.into(), &MANY.into()));
@@ -131,17 +145,57 @@ fn a_changed_dataset_is_not_mixed_with_the_old_one() {
 #[test]
 fn two_processes_cannot_work_on_one_run() {
     let bench = Bench::new();
+    let server = support::Server::start(Box::new(|n, _, out| {
+        std::thread::sleep(Duration::from_millis(50));
+        support::stream(out, &support::reply(n, &["x"]))
+    }));
+    let lines: String = (0..1000).map(|i| format!("{{\"prompt\":\"{i}\"}}\n")).collect();
+    let path = format!("path={}", bench.write("q.jsonl", &lines));
+    let args =
+        ["run", "--client", "openai", "--url", &server.url, "--dataset", "jsonl", "--dataset-param", &path];
     let run = bench.path().join("runs/x");
+    let mut child = bench.start(&[&args[..], &["--name", "x", "--energy", "none"]].concat());
+    wait_for_records(&|| run.exists().then(|| run.clone()), &mut child, 1);
+    assert_fails(&bench.run(&["run", "--resume", run.to_str().unwrap()]), 1, "in use by another wattle");
+    signal(&child, "-TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+}
+
+#[test]
+fn a_run_is_of_one_model() {
+    let bench = Bench::new();
     let queries = QUERIES.to_string();
+    let run = bench.path().join("runs/x");
     let mut child = bench.start(&["run", "--max-queries", &queries, "--idle-s", "0", "--name", "x"]);
     wait_for_records(&|| run.exists().then(|| run.clone()), &mut child, 1);
-    let second = bench.run(&["run", "--resume", run.to_str().unwrap()]);
-    // Either the first still works on it, or it finished meanwhile and there was nothing left to do.
-    if !second.status.success() {
-        assert_fails(&second, 1, "in use by another wattle");
-    }
+    child.kill().unwrap();
     child.wait().unwrap();
-    assert_every_item_once(&run, QUERIES);
+    let info = std::fs::read_to_string(run.join("run.json")).unwrap();
+    let digest = serde_json::from_str::<serde_json::Value>(&info).unwrap()["model"]["sha256"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    std::fs::write(run.join("run.json"), info.replace(&digest, &"0".repeat(64))).unwrap();
+    assert_fails(&bench.run(&["run", "--resume", run.to_str().unwrap()]), 1, "the model's digest changed");
+    let broken = info.replace("\"timeout_s\": 600.0", "\"timeout_s\": -1");
+    assert_ne!(broken, info);
+    std::fs::write(run.join("run.json"), broken).unwrap();
+    assert_fails(&bench.run(&["run", "--resume", run.to_str().unwrap()]), 2, "timeout_s");
+}
+
+#[test]
+fn a_report_is_never_older_than_the_log() {
+    let bench = Bench::new();
+    bench.summary(&["run", "--energy", "none", "--max-queries", "3"]);
+    let run = bench.only_run();
+    let log = std::fs::read_to_string(run.join("log.jsonl")).unwrap();
+    let row = log
+        .lines()
+        .find(|l| l.contains("\"type\":\"record\""))
+        .unwrap()
+        .replace("\"index\":0", "\"index\":7");
+    std::fs::write(run.join("log.jsonl"), format!("{log}{row}\n")).unwrap();
+    assert_fails(&bench.run(&["report", run.to_str().unwrap()]), 1, "--resume");
 }
 
 #[test]

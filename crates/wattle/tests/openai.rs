@@ -217,3 +217,73 @@ fn a_model_the_server_does_not_have_is_told_with_those_it_has() {
     assert_fails(&out, 2, "the server has no model \"tinny\", did you mean \"tiny\"?; it has: tiny");
     assert!(bench.runs().is_empty());
 }
+
+#[test]
+fn a_run_in_which_nothing_was_answered_has_failed_and_says_why() {
+    let bench = Bench::new();
+    let server = Server::start(Box::new(|_, _, out| {
+        respond(out, "500 Oops", "application/json", r#"{"error":"no memory"}"#)
+    }));
+    let path = questions(&bench, 3);
+    let out = bench.run(&args(&server, &path));
+    assert_eq!(out.status.code(), Some(1), "{}", stderr(&out));
+    let screen = String::from_utf8(out.stdout).unwrap();
+    assert!(screen.contains("3 of 3 requests failed, most with: HTTP 500: no memory"), "{screen}");
+    assert_eq!(recorded(&bench.only_run()), [0, 1, 2]);
+}
+
+#[test]
+fn where_the_server_is_and_how_long_to_wait_may_change_on_resume_and_nothing_else() {
+    let bench = Bench::new();
+    let ill = Server::start(Box::new(|_, _, out| respond(out, "503 Gone", "text/plain", "gone")));
+    let path = questions(&bench, 12);
+    assert_eq!(bench.run(&args(&ill, &path)).status.code(), Some(1));
+    let run = bench.only_run();
+    let well = Server::answering("Rome");
+    let resume = ["run", "--resume", run.to_str().unwrap()];
+    assert_fails(&bench.run(&[&resume[..], &["--seed", "3"]].concat()), 2, "seed");
+    // From another folder, too: paths are kept as seen from anywhere.
+    let out = bench
+        .command(&[&resume[..], &["--url", &well.url, "--timeout-s", "9"]].concat())
+        .current_dir("/")
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{}", stderr(&out));
+    assert_eq!(recorded(&run), (0..12).collect::<Vec<_>>());
+    assert!(std::fs::read_to_string(run.join("log.jsonl")).unwrap().contains("settings_changed"));
+}
+
+#[test]
+fn an_answer_in_one_piece_has_no_first_token() {
+    let bench = Bench::new();
+    let body = r#"{"choices":[{"message":{"content":"Rome"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":9}}"#;
+    let server = Server::start(Box::new(move |_, _, out| respond(out, "200 OK", "application/json", body)));
+    let path = questions(&bench, 3);
+    let summary = bench.summary(&args(&server, &path));
+    assert_eq!(metric(&summary, "accuracy"), 1.0);
+    assert!(
+        summary["metrics"]["ttft_s"]["value"].is_null() && summary["metrics"]["itl_s"]["value"].is_null()
+    );
+    assert!(summary["warnings"].to_string().contains("not_streamed"));
+}
+
+#[test]
+fn a_failure_is_in_the_log_at_once_and_rows_never_wait_when_the_run_never_gives_up() {
+    let bench = Bench::new();
+    let server = Server::start(Box::new(|_, _, out| respond(out, "500 Oops", "text/plain", "no")));
+    let path = questions(&bench, 15);
+    let out = bench.run(&[&args(&server, &path)[..], &["--max-errors", "0"]].concat());
+    assert_eq!(out.status.code(), Some(1));
+    let log = std::fs::read_to_string(bench.only_run().join("log.jsonl")).unwrap();
+    let kinds: Vec<&str> = log
+        .lines()
+        .filter_map(|l| {
+            if l.contains("query_failed") {
+                Some("failed")
+            } else {
+                l.contains("\"type\":\"record\"").then_some("row")
+            }
+        })
+        .collect();
+    assert_eq!(kinds, ["failed", "row"].repeat(15));
+}

@@ -245,7 +245,9 @@ fn unknown_names_are_usage_errors_with_the_nearest_match() {
         (&["run", "--dataset", "jsonl"], "--dataset-param path=FILE"),
         (&["run", "--client", "openai"], "--url"),
         (&["run", "--url", "http://127.0.0.1:1"], "did you mean --client openai?"),
-        (&["run", "--resume", "x", "--seed", "3"], "--resume"),
+        (&["run", "--name", "../x"], "is not the name of a folder"),
+        (&["run", "--timeout-s", "1e20"], "--timeout-s"),
+        (&["run", "--temperature", "-1"], "--temperature"),
     ] {
         assert_fails(&bench.run(args), 2, text);
     }
@@ -268,6 +270,8 @@ fn bad_files_and_places_are_told_in_one_line_and_leave_nothing_behind() {
         (&["run", "--client", "openai", "--url", "http://127.0.0.1:1"], "is the server running"),
         (&["run", "--model", &gguf], "broken.gguf"),
         (&["run", "--out", &format!("{file}/sub")], "file"),
+        (&["run", "--source-param", "model.idle_w=abc"], "model.idle_w is not a number"),
+        (&["run", "--source-param", "replay.scenario=typo.json"], "typo.json"),
         (&["run", "--resume", "nowhere"], "nowhere"),
         (&["run", "--resume", "."], "run.json"),
         (&["report", "."], "run.json"),
@@ -334,4 +338,69 @@ fn lists_and_doctor_answer_without_a_run() {
     assert_eq!(board.status.code(), Some(0));
     let found: Value = serde_json::from_slice(&board.stdout).unwrap();
     assert_eq!(found["measurable"], true);
+}
+
+#[test]
+fn a_board_that_does_not_do_the_work_is_not_taken_for_the_cpu_that_does() {
+    let bench = Bench::new();
+    let root = bench.path().join("root");
+    std::fs::create_dir_all(root.join("proc")).unwrap();
+    std::fs::write(root.join("proc/stat"), std::fs::read("/proc/stat").unwrap()).unwrap();
+    let library = format!("nvml.library={}", wattle_sim_nvml::library_path().display());
+    let args = [
+        "run",
+        "--max-queries",
+        "5",
+        "--idle-s",
+        "0.1",
+        "--root",
+        root.to_str().unwrap(),
+        "--source-param",
+        &library,
+    ];
+    let summary = bench.summary(&args);
+    assert_eq!(summary["metrics"]["energy_j"]["method"], "model");
+    assert!(summary["warnings"].to_string().contains("the model runs on the CPU"), "{}", summary["warnings"]);
+    let refused = bench.run(&[&args[..], &["--energy", "measured"]].concat());
+    assert_fails(&refused, 1, "the model runs on the CPU");
+    let named = bench.summary(&[&args[..], &["--source", "nvml"]].concat());
+    assert_eq!(named["metrics"]["energy_j"]["method"], "counter");
+    assert!(named["warnings"].to_string().contains("other_device"), "{}", named["warnings"]);
+}
+
+#[test]
+fn the_environment_may_hold_anything() {
+    use std::os::unix::ffi::OsStrExt;
+    let bench = Bench::new();
+    let args = ["run", "--energy", "none", "--max-queries", "2"];
+    let odd = std::ffi::OsStr::from_bytes(b"\xff\xfe");
+    let out = bench
+        .command(&args)
+        .env("ODD", odd)
+        .env("WATTLE_SEED", "")
+        .env("WATTLE_SERVICE_HOST", "x")
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{}", stderr(&out));
+    assert_fails(&bench.command(&args).env("WATTLE_MODEL", odd).output().unwrap(), 2, "WATTLE_MODEL");
+}
+
+#[test]
+fn questions_without_an_answer_are_counted_apart() {
+    let bench = Bench::new();
+    let path = format!(
+        "path={}",
+        bench.write("q.jsonl", "{\"prompt\":\"rev abc=\",\"answer\":\"cba\"}\n{\"prompt\":\"rev abd=\"}\n")
+    );
+    let summary = bench.summary(&["run", "--energy", "none", "--dataset", "jsonl", "--dataset-param", &path]);
+    assert_eq!((metric(&summary, "accuracy"), metric(&summary, "unscored")), (1.0, 1.0));
+    assert!(summary["warnings"].to_string().contains("1 of 2 questions have no expected answer"));
+}
+
+#[test]
+fn answers_that_were_cut_off_are_told() {
+    let bench = Bench::new();
+    let summary = bench.summary(&["run", "--energy", "none", "--max-queries", "20", "--max-tokens", "1"]);
+    assert!(metric(&summary, "truncated") > 5.0);
+    assert!(summary["warnings"].to_string().contains("--max-tokens"));
 }

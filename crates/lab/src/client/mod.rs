@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::time::Duration;
 use wattle_core::exchange::{Exchange, Request};
 use wattle_core::registry::{self, About, Params};
+use wattle_core::sensor::DeviceKind;
 use wattle_core::summary::ModelInfo;
 use wattle_core::time::Stamp;
 
@@ -56,6 +57,11 @@ pub enum Place {
 pub trait Client: Send + Sync {
     /// Where the work is done.
     fn place(&self) -> Place;
+
+    /// The kind of device that does the work, where the client knows.
+    fn worker(&self) -> Option<DeviceKind> {
+        None
+    }
 
     /// Whether it is there at all; asked before anything else.
     fn health(&self) -> BoxFuture<'_, Result<(), LabError>>;

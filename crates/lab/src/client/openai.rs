@@ -10,6 +10,7 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Method, Response, Uri};
 use hyper_util::rt::TokioIo;
+use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -96,6 +97,9 @@ impl Endpoint {
         let authority = uri.authority().ok_or_else(|| bad("names no host"))?;
         if authority.as_str().contains('@') {
             return Err(bad("must not hold a password; give the key by OPENAI_API_KEY or key_file"));
+        }
+        if uri.query().is_some() {
+            return Err(bad("must not hold a query; give the key by OPENAI_API_KEY or key_file"));
         }
         let base = match uri.path().trim_end_matches('/') {
             "" => "/v1",
@@ -199,10 +203,14 @@ impl OpenAi {
             && sender.ready().await.is_ok()
         {
             let sent = clock::now();
-            if let Ok(response) =
-                sender.send_request(self.request(method.clone(), path, body.to_vec())?).await
-            {
-                return Ok((response, Lease { pool: self, sender }, sent));
+            match sender.try_send_request(self.request(method.clone(), path, body.to_vec())?).await {
+                Ok(response) => return Ok((response, Lease { pool: self, sender }, sent)),
+                // Only a request that never left may be sent again: the server may be at work on any other.
+                Err(mut error) => {
+                    if error.take_message().is_none() {
+                        return Err(Trouble::network(error.into_error()));
+                    }
+                }
             }
         }
         let mut sender = self.endpoint.connect().await?;
@@ -244,10 +252,17 @@ impl OpenAi {
     }
 
     fn unwell(&self, trouble: Trouble) -> LabError {
-        LabError::Client(format!(
-            "no answer from {}: {}; is the server running, and is the address right?",
-            self.endpoint.url, trouble.error
-        ))
+        let Trouble { class, error } = trouble;
+        let url = &self.endpoint.url;
+        LabError::Client(match class {
+            FailureClass::Server => format!("{url}: {error}"),
+            FailureClass::Protocol => {
+                format!(
+                    "{url} answered, but not with a list of models ({error}); does the address end in /v1?"
+                )
+            }
+            _ => format!("no answer from {url}: {error}; is the server running, and is the address right?"),
+        })
     }
 
     async fn exchange(&self, request: &Request, exchange: &mut Exchange) -> Result<Finish, Trouble> {
@@ -274,9 +289,8 @@ impl OpenAi {
             read_stream(response.into_body(), exchange).await?
         } else {
             let body = whole_body(response, LONGEST_ANSWER).await?;
-            let at = clock::now();
             let mut finish = None;
-            take_chunk(&body, at, exchange, &mut finish)?;
+            take_chunk(&body, None, exchange, &mut finish)?;
             finish
         };
         lease.give_back();
@@ -317,7 +331,7 @@ async fn read_stream(mut body: Incoming, exchange: &mut Exchange) -> Result<Opti
     let (mut finish, mut trouble) = (None, None);
     let mut take = |data: &[u8], at: Stamp, exchange: &mut Exchange| {
         if trouble.is_none() {
-            trouble = take_chunk(data, at, exchange, &mut finish).err();
+            trouble = take_chunk(data, Some(at), exchange, &mut finish).err();
         }
     };
     while let Some(frame) = body.frame().await {
@@ -332,9 +346,10 @@ async fn read_stream(mut body: Incoming, exchange: &mut Exchange) -> Result<Opti
     trouble.map_or(Ok(finish), Err)
 }
 
+/// Takes in one event; `at` is when its bytes arrived, if that says anything about its tokens.
 fn take_chunk(
     data: &[u8],
-    at: Stamp,
+    at: Option<Stamp>,
     exchange: &mut Exchange,
     finish: &mut Option<Finish>,
 ) -> Result<(), Trouble> {
@@ -344,7 +359,7 @@ fn take_chunk(
         Err(Malformed::Server(error)) => return Err(Trouble { class: FailureClass::Server, error }),
         Err(shape) => return Err(Trouble::protocol(shape)),
     };
-    if chunk.has_token {
+    if let Some(at) = at.filter(|_| chunk.has_token) {
         exchange.first_token.get_or_insert(at);
         exchange.tokens.push(at);
     }
@@ -361,10 +376,17 @@ fn take_chunk(
 
 impl Client for OpenAi {
     fn place(&self) -> Place {
-        let host = &self.endpoint.host;
-        let loopback =
-            host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
-        if loopback { Place::ThisHost } else { Place::Elsewhere { host: host.clone() } }
+        let Endpoint { host, port, .. } = &self.endpoint;
+        // An address is this machine's if a socket can be bound to it; nothing is sent.
+        let ours = |address: SocketAddr| {
+            address.ip().to_canonical().is_loopback() || UdpSocket::bind((address.ip(), 0)).is_ok()
+        };
+        let found = (host.as_str(), *port).to_socket_addrs();
+        if found.is_ok_and(|mut all| all.any(ours)) {
+            Place::ThisHost
+        } else {
+            Place::Elsewhere { host: host.clone() }
+        }
     }
 
     fn health(&self) -> BoxFuture<'_, Result<(), LabError>> {
@@ -456,7 +478,14 @@ mod tests {
         assert_eq!(base("http://[::1]:8000/v1/"), is("::1", 8000, "/v1"));
         assert_eq!(base("https://api.example.com/openai/v1"), is("api.example.com", 443, "/openai/v1"));
         assert_eq!(base("http://h/v1/chat/completions"), is("h", 80, "/v1"));
-        for wrong in ["127.0.0.1:8000", "ftp://x", "http://", "http://user:secret@h/v1", "not a url"] {
+        for wrong in [
+            "127.0.0.1:8000",
+            "ftp://x",
+            "http://",
+            "http://user:secret@h/v1",
+            "http://h/v1?key=secret",
+            "not a url",
+        ] {
             assert!(base(wrong).is_none(), "{wrong}");
         }
     }
@@ -469,6 +498,8 @@ mod tests {
         };
         assert_eq!(place("http://localhost:1"), Place::ThisHost);
         assert_eq!(place("http://[::1]:1"), Place::ThisHost);
-        assert_eq!(place("http://gpu1:1"), Place::Elsewhere { host: "gpu1".into() });
+        assert_eq!(place("http://0.0.0.0:1"), Place::ThisHost);
+        assert_eq!(place("http://192.0.2.7:1"), Place::Elsewhere { host: "192.0.2.7".into() });
+        assert_eq!(place("http://gpu1.invalid:1"), Place::Elsewhere { host: "gpu1.invalid".into() });
     }
 }

@@ -28,7 +28,7 @@ const FLUSH_NS: u64 = 500_000_000;
 /// Below this, other processes are noise.
 const FOREIGN_CORES: f64 = 0.3;
 /// CPU times tick a hundred times a second: over less than this they tell nothing.
-const FOREIGN_SECONDS: f64 = 1.0;
+const FOREIGN_SECONDS: f64 = 0.7;
 
 pub(super) struct Desk {
     run: PathBuf,
@@ -37,8 +37,8 @@ pub(super) struct Desk {
     books: Option<Books>,
     pending: VecDeque<Pending>,
     pumped: Stamp,
-    /// Failures since the last success. They become rows when something succeeds or the run ends; if the run gives up because of
-    /// them, they are asked again when it is resumed.
+    /// Failures since the last success, at most as many as make the run give up. They become rows when something succeeds or
+    /// the run ends; if it gives up because of them, or is killed, they are asked again when it is resumed.
     failures: Vec<Record>,
     give_up_after: u64,
     so_far: Accumulator,
@@ -131,22 +131,26 @@ impl Desk {
         Ok(self.log.append(clock::wall(), event)?)
     }
 
+    /// Waits until every sensor of the panel has shown a first change, so that the first query is covered from its start.
+    pub(super) async fn first_readings(&mut self) -> Result<(), LabError> {
+        self.wait_until_known(clock::now()).await
+    }
+
     /// Measures the machine with nothing in flight.
-    pub(super) async fn idle(&mut self, length: Duration) -> Result<(), LabError> {
+    pub(super) async fn idle(&mut self, length: Duration, alone: bool) -> Result<(), LabError> {
         let start = clock::now();
         self.pump_while(tokio::time::sleep(length), &mut |_| {}).await?;
         let span = Span::new(start, clock::now());
         // The last reading of the window is one refresh away.
-        let patience = tokio::time::sleep(Duration::from_nanos(PATIENCE_NS));
-        tokio::pin!(patience);
-        while !self.knows(span.end()) {
-            tokio::select! {
-                () = &mut patience => break,
-                () = tokio::time::sleep(PUMP) => self.pump(&mut |_| {})?,
-            }
-        }
+        self.wait_until_known(span.end()).await?;
         let Some(books) = &self.books else { return Ok(()) };
-        if let Some(energy) = books.panel.as_ref().and_then(|p| books.timeline.energy_of(&p.sensors, span)) {
+        // Whoever is busy now is neither us nor a server that waits for us. Alone, the whole session is looked at instead.
+        let busy = books.foreign_cores().filter(|c| !alone && *c > FOREIGN_CORES);
+        let energy = books.panel.as_ref().and_then(|p| books.timeline.energy_of(&p.sensors, span));
+        if let Some(cores) = busy {
+            self.note(&Event::Warning(Warning::BusyBaseline { cores }))?;
+        }
+        if let Some(energy) = energy {
             let covered = span.duration() * energy.coverage();
             let power: Estimate<Watts> = Estimate::new(
                 energy.value() / covered,
@@ -156,6 +160,15 @@ impl Desk {
             );
             let seconds = span.duration().get();
             self.note(&Event::with("idle_baseline", json!({ "seconds": seconds, "power_w": power })))?;
+        }
+        Ok(())
+    }
+
+    async fn wait_until_known(&mut self, at: Stamp) -> Result<(), LabError> {
+        let patience = at.plus_nanos(PATIENCE_NS);
+        while !self.knows(at) && clock::now() < patience {
+            tokio::time::sleep(PUMP).await;
+            self.pump(&mut |_| {})?;
         }
         Ok(())
     }
@@ -216,9 +229,7 @@ impl Desk {
 
     /// Stops the meter and writes what is left, then the session's last lines.
     pub(super) fn close(mut self, alone: bool, observe: &mut Observer<'_>) -> Result<(), LabError> {
-        if let Some(books) = &mut self.books {
-            books.meter.stop();
-        }
+        let stopped = self.books.as_mut().is_none_or(|b| b.meter.stop());
         self.collect()?;
         while let Some(pending) = self.pending.pop_front() {
             self.settle(pending, observe)?;
@@ -228,6 +239,10 @@ impl Desk {
         let Some(books) = self.books.take() else { return Ok(()) };
         let cost = books.meter.cost();
         let mut warnings = Vec::new();
+        if !stopped {
+            let what = "a read did not return in time, or a source broke".to_owned();
+            warnings.push(Warning::Sensor { sensor: "sampler".into(), what });
+        }
         if cost.lost > 0 {
             warnings.push(Warning::ReadingsLost { lost: cost.lost });
         }
@@ -311,8 +326,13 @@ impl Desk {
         };
         let record =
             Record { session: self.session, item, exchange, share, perimeter, telemetry, score, ledger };
-        if record.exchange.outcome.is_ok() {
+        let Some(error) = record.exchange.outcome.error() else {
             self.write_failures(observe)?;
+            return self.write(record, observe);
+        };
+        let index = record.item.index;
+        self.note(&Event::with("query_failed", json!({ "index": index, "error": error })))?;
+        if self.give_up_after == 0 {
             return self.write(record, observe);
         }
         self.failures.push(record);
@@ -410,6 +430,7 @@ fn describe(a: &Anomalies) -> Option<String> {
     // A wrap is followed correctly and is nobody's worry.
     let kinds = [
         (a.failed, "failed reads"),
+        (a.stalls, "times stuck for more than two seconds"),
         (a.resets, "resets or impossible jumps (left out of the energy)"),
         (a.nonsense, "readings that make no sense"),
         (a.out_of_order, "readings out of order"),

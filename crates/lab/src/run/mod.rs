@@ -17,7 +17,9 @@ use wattle_core::Warning;
 use wattle_core::event::Event;
 use wattle_core::exchange::Request;
 use wattle_core::record::{Item, Score};
-use wattle_core::spec::Spec;
+use wattle_core::seen::Seen;
+use wattle_core::sensor::Sensor;
+use wattle_core::spec::{Layer, Spec};
 use wattle_core::summary::{ModelInfo, RunInfo, SCHEMA_VERSION, Summary, hardware_label, slug};
 use wattle_meter::clock;
 use wattle_store::{Lock, RunDir};
@@ -47,8 +49,13 @@ pub enum What {
     Resume {
         /// Its folder.
         run: PathBuf,
+        /// Settings that may change on the way: where the server is, how long to wait ([`RESUMABLE`]).
+        changes: Vec<Layer>,
     },
 }
+
+/// Settings that may be other ones when a run is resumed, because they do not change what is measured.
+pub const RESUMABLE: &[&str] = &["url", "client_param", "timeout_s", "max_errors"];
 
 /// What is going on, for whoever shows it.
 #[derive(Debug, Clone, PartialEq)]
@@ -114,8 +121,17 @@ struct Order {
 }
 
 enum Target {
-    New { out: PathBuf, name: Option<String>, overwrite: bool },
-    Existing { folder: Folder, info: Box<RunInfo> },
+    New {
+        out: PathBuf,
+        name: Option<String>,
+        overwrite: bool,
+    },
+    Existing {
+        folder: Folder,
+        info: Box<RunInfo>,
+        /// What this session does otherwise, for the log.
+        changes: Vec<Layer>,
+    },
 }
 
 /// A run folder that is ours for now.
@@ -130,22 +146,31 @@ struct Folder {
 #[derive(Default)]
 struct Past {
     sessions: u32,
-    /// Finished queries, by index.
-    done: Vec<bool>,
+    /// Finished queries.
+    done: Seen,
 }
 
 impl Order {
     fn read(what: What) -> Result<Self, LabError> {
         let (spec, target) = match what {
-            What::New { spec, out, name, overwrite } => (*spec, Target::New { out, name, overwrite }),
-            What::Resume { run } => {
+            What::New { spec, out, name, overwrite } => {
+                check_name(name.as_deref())?;
+                (absolute(*spec), Target::New { out, name, overwrite })
+            }
+            What::Resume { run, changes } => {
                 let dir = RunDir::open(&run)?;
-                let info = dir.info()?;
+                let mut info = dir.info()?;
+                info.spec.validate().map_err(|e| LabError::Usage(format!("{}: {e}", run.display())))?;
+                info.spec = with_changes(&info.spec, &changes)?;
                 let lock = dir.lock()?;
-                let past = Past::read(&dir, info.queries)?;
+                let past = Past::read(&dir)?;
                 (
                     info.spec.clone(),
-                    Target::Existing { folder: Folder { dir, past, _lock: lock }, info: Box::new(info) },
+                    Target::Existing {
+                        folder: Folder { dir, past, _lock: lock },
+                        info: Box::new(info),
+                        changes,
+                    },
                 )
             }
         };
@@ -165,11 +190,11 @@ impl Order {
                 why: "holds no question".into(),
             });
         }
-        if let Target::Existing { folder, info } = &target
+        if let Target::Existing { folder, info, .. } = &target
             && info.dataset_sha256 != census.sha256
         {
             let (then, now) = (info.dataset_sha256.clone(), census.sha256);
-            return Err(LabError::DatasetChanged { run: folder.dir.path().into(), then, now });
+            return Err(LabError::Changed { what: "dataset", run: folder.dir.path().into(), then, now });
         }
         let scorer = census.answers.then_some((scorer, opened));
         Ok(Self { spec, dataset, census, scorer, target })
@@ -191,7 +216,7 @@ impl Order {
         observe: &mut Observer<'_>,
     ) -> Result<Ended, LabError> {
         if let Target::Existing { folder: Folder { dir, past, .. }, .. } = &self.target
-            && past.done.iter().all(|d| *d)
+            && past.done.len() == self.census.items
         {
             observe(Progress::Stage("nothing left to ask; writing the files anew"));
             return self.wrap_up(dir, None);
@@ -206,7 +231,8 @@ impl Order {
             } => ready?,
         };
         observe(Progress::Stage("opening sensors"));
-        let metering = Metering::open(&self.spec, &client.place())?;
+        let metering = Metering::open(&self.spec, client)?;
+        self.check_unchanged(&model, &metering)?;
         let made;
         let Folder { dir, past, .. } = match &self.target {
             Target::Existing { folder, .. } => folder,
@@ -221,6 +247,23 @@ impl Order {
         let ended = self.wrap_up(dir, held.as_ref().ok().copied().flatten());
         // The session's own trouble comes first; the files were still written as far as that went.
         held.and(ended)
+    }
+
+    /// A run is of one model and of one set of sensors: two sessions that differ would add up to nothing.
+    fn check_unchanged(&self, model: &ModelInfo, metering: &Metering) -> Result<(), LabError> {
+        let Target::Existing { folder, info, .. } = &self.target else { return Ok(()) };
+        let changed = |what, then: String, now: String| {
+            if then == now {
+                return Ok(());
+            }
+            Err(LabError::Changed { what, run: folder.dir.path().into(), then, now })
+        };
+        let digest = |m: &ModelInfo| m.sha256.clone().unwrap_or_default();
+        let names =
+            |sensors: &[Sensor]| sensors.iter().map(|s| s.name.as_str()).collect::<Vec<_>>().join(", ");
+        changed("model", info.model.name.clone(), model.name.clone())?;
+        changed("model's digest", digest(&info.model), digest(model))?;
+        changed("set of sensors", names(&info.sensors), names(metering.sensors()))
     }
 
     fn make_folder(
@@ -269,8 +312,7 @@ impl Order {
             let _ = std::fs::remove_dir_all(dir.path());
             return Err(error.into());
         }
-        let past = Past { sessions: 0, done: vec![false; self.census.items as usize] };
-        Ok(Folder { past, _lock: dir.lock()?, dir })
+        Ok(Folder { past: Past::default(), _lock: dir.lock()?, dir })
     }
 
     fn wrap_up(&self, dir: &RunDir, stopped: Option<StopCause>) -> Result<Ended, LabError> {
@@ -282,22 +324,16 @@ impl Order {
 }
 
 impl Past {
-    fn read(dir: &RunDir, queries: u64) -> Result<Self, LabError> {
-        let mut past = Past { sessions: 0, done: vec![false; queries as usize] };
+    fn read(dir: &RunDir) -> Result<Self, LabError> {
+        let mut past = Past::default();
         dir.replay(|line| match line.event {
             Event::Session { session, .. } => past.sessions = past.sessions.max(session + 1),
             Event::Record(record) => {
-                if let Some(done) = past.done.get_mut(record.item.index as usize) {
-                    *done = true;
-                }
+                past.done.insert(record.item.index);
             }
             _ => {}
         })?;
         Ok(past)
-    }
-
-    fn finished(&self) -> u64 {
-        self.done.iter().filter(|d| **d).count() as u64
     }
 }
 
@@ -319,6 +355,11 @@ impl Session<'_> {
     ) -> Result<Option<StopCause>, LabError> {
         let spec = &self.order.spec;
         let mut desk = Desk::open(dir, self.past.sessions, self.order.census.items, metering, spec)?;
+        if let Target::Existing { changes, .. } = &self.order.target {
+            for change in changes.iter().filter(|c| !c.values.is_empty()) {
+                desk.note(&Event::with("settings_changed", change.values.clone().into()))?;
+            }
+        }
         let result = tokio::select! {
             biased;
             cause = self.stop.wait() => Ok(Some(cause)),
@@ -337,20 +378,21 @@ impl Session<'_> {
 
     async fn work(&self, desk: &mut Desk, dir: &RunDir, observe: &mut Observer<'_>) -> Result<(), LabError> {
         let spec = &self.order.spec;
+        desk.first_readings().await?;
         if desk.meters() && spec.idle_s > 0.0 {
             observe(Progress::Stage("measuring the idle machine"));
-            desk.idle(Duration::from_secs_f64(spec.idle_s)).await?;
+            desk.idle(Duration::from_secs_f64(spec.idle_s), self.client.place() == Place::Here).await?;
         }
         observe(Progress::Stage("warming up"));
         self.warm_up(desk).await?;
 
         let total = self.order.census.items;
-        observe(Progress::Start { run: dir.path().into(), total, done: self.past.finished() });
-        desk.start_queries(self.past.finished());
+        observe(Progress::Start { run: dir.path().into(), total, done: self.past.done.len() });
+        desk.start_queries(self.past.done.len());
         let began = clock::now();
         for item in self.order.dataset.items()? {
             let item = item?;
-            if self.past.done.get(item.index as usize).copied().unwrap_or(false) {
+            if self.past.done.contains(item.index) {
                 continue;
             }
             let request = self.request(&item.prompt, spec.max_tokens);
@@ -398,6 +440,55 @@ impl Session<'_> {
         let (name, scorer) = self.order.scorer.as_ref()?;
         let expected = item.expected.as_deref()?;
         Some(Score { value: answer.map_or(0.0, |a| scorer.score(expected, a)), scorer: name.clone() })
+    }
+}
+
+/// The settings of a run with those changed that may change.
+fn with_changes(spec: &Spec, changes: &[Layer]) -> Result<Spec, LabError> {
+    let usage = |e: &dyn std::fmt::Display| LabError::Usage(e.to_string());
+    let Ok(serde_json::Value::Object(values)) = serde_json::to_value(spec) else { return Ok(spec.clone()) };
+    let mut layers = vec![Layer { origin: "run.json".into(), values }];
+    for layer in changes {
+        if let Some(key) = layer.values.keys().find(|k| !RESUMABLE.contains(&k.as_str())) {
+            let may: Vec<String> = RESUMABLE.iter().map(|k| format!("--{}", k.replace('_', "-"))).collect();
+            return Err(usage(&format!(
+                "a resumed run keeps its settings, and {key} is one of them; only {} may change. For other settings start a new run with --from",
+                may.join(", ")
+            )));
+        }
+        layers.push(layer.clone());
+    }
+    Spec::from_layers(&layers).map_err(|e| usage(&e))
+}
+
+/// Paths as seen from anywhere, so that a run can be resumed from another folder.
+fn absolute(mut spec: Spec) -> Spec {
+    let fix = |value: &mut String| {
+        if Path::new(value.as_str()).exists()
+            && let Ok(path) = std::path::absolute(&*value)
+        {
+            *value = path.display().to_string();
+        }
+    };
+    let paths = [
+        spec.dataset_param.get_mut("path"),
+        spec.client_param.get_mut("key_file"),
+        spec.model.as_mut().filter(|m| m.ends_with(".gguf")),
+    ];
+    paths.into_iter().flatten().for_each(fix);
+    ["replay.scenario", "nvml.library"].iter().filter_map(|k| spec.source_param.get_mut(*k).map(fix)).count();
+    spec
+}
+
+/// A folder's name is one name, not a way out of the folder it is made in.
+fn check_name(name: Option<&str>) -> Result<(), LabError> {
+    match name {
+        Some(name) if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\']) => {
+            Err(LabError::Usage(format!(
+                "--name \"{name}\" is not the name of a folder; leave out slashes and leading dots"
+            )))
+        }
+        _ => Ok(()),
     }
 }
 

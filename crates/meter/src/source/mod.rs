@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use wattle_core::registry::{self, About, Params, Unknown};
-use wattle_core::sensor::Sensor;
+use wattle_core::sensor::{DeviceKind, Sensor};
 use wattle_core::summary::SourceInfo;
 
 mod model;
@@ -102,6 +102,10 @@ pub struct Wanted {
     pub root: Option<PathBuf>,
     /// Whether a model may stand in where nothing measures energy.
     pub estimate: bool,
+    /// The kind of device that does the work, where it is known: a measurement of others does not keep the model out.
+    pub worker: Option<DeviceKind>,
+    /// Whether a source that was asked for and is not there is listed rather than an error.
+    pub lenient: bool,
 }
 
 /// The sources that could be opened, and what became of all of them.
@@ -151,7 +155,14 @@ pub fn open(wanted: &Wanted) -> Result<Opened, OpenError> {
     let mut opened = Opened { sources: Vec::new(), tried: Vec::new(), pretended: Vec::new() };
     for (driver, params) in DRIVERS.iter().zip(params) {
         let named = wanted.names.iter().any(|n| n == driver.about.name);
-        let measures = opened.sources.iter().any(|s| s.sensors().iter().any(|s| s.energy_method().is_some()));
+        let covers = |s: &Sensor| {
+            let kind = s.device.kind;
+            wanted.worker.is_none_or(|worker| kind == worker || kind == DeviceKind::Machine)
+        };
+        let measures =
+            opened.sources.iter().flat_map(|s| s.sensors()).any(|s| s.energy_method().is_some() && covers(s));
+        // Who gives a source an option means it.
+        let meant = named || !params.is_empty();
         let by_default = match driver.when {
             When::Present => true,
             When::LastResort => wanted.estimate && !measures,
@@ -168,7 +179,7 @@ pub fn open(wanted: &Wanted) -> Result<Opened, OpenError> {
                 opened.sources.push(source);
                 (None, None)
             }
-            Err(unavailable) if named => {
+            Err(unavailable) if meant && !wanted.lenient => {
                 return Err(OpenError::Named { name: driver.about.name.to_owned(), unavailable });
             }
             Err(Unavailable { why, fix }) => (Some(why), Some(fix)),

@@ -50,6 +50,12 @@ impl Model {
             )),
         };
         let (idle_watts, full_watts) = (watts("idle_w", IDLE_WATTS)?, watts("full_w", FULL_WATTS)?);
+        if full_watts < idle_watts {
+            return Err(Unavailable::new(
+                "model.full_w is below model.idle_w",
+                "give the watts at full load as full_w",
+            ));
+        }
         let start_busy = cpu.busy_seconds().unwrap_or(0.0);
         let sensors = vec![Sensor {
             name: "model/cpu/energy".into(),
@@ -63,6 +69,8 @@ impl Model {
             perimeter: Perimeter::Host,
             kind: Kind::Counter { wrap: None },
             trust: Trust::Modelled { gain: GAIN },
+            // CPU time is counted in ticks, on each CPU by itself.
+            quantum: cpu.tick() * cpu.cpus as f64 * (full_watts - idle_watts),
         }];
         Ok(Self { cpu, idle_watts, full_watts, start: clock::now(), start_busy, sensors })
     }

@@ -137,6 +137,8 @@ impl Offer {
             perimeter: Perimeter::Device,
             kind,
             trust: Trust::Measured { gain },
+            // Energy comes in millijoules, power in milliwatts.
+            quantum: 1e-3,
         }
     }
 }

@@ -35,6 +35,7 @@ impl ProcStat {
             perimeter: Perimeter::Host,
             kind,
             trust: Trust::Measured { gain: 0.0 },
+            quantum: 0.0,
         };
         let mut sensors =
             vec![sensor(Quantity::CpuBusy, Kind::Counter { wrap: None }, "cpu_busy", "all CPUs")];
@@ -88,6 +89,11 @@ impl CpuTimes {
             Some(_) if cpus > 0 => Ok(times),
             _ => Err(unavailable(&"no line of CPU times in it")),
         }
+    }
+
+    /// The step that CPU times move in, in seconds.
+    pub(super) fn tick(&self) -> f64 {
+        1.0 / self.ticks_per_second
     }
 
     /// CPU seconds spent busy since boot, over all CPUs: everything but idle, waiting for I/O, and time the hypervisor gave to

@@ -106,6 +106,8 @@ impl Zone {
             perimeter: Perimeter::Host,
             kind: Kind::Counter { wrap: Some(wrap) },
             trust: Trust::Measured { gain },
+            // The hardware counts in steps of 15 to 61 µJ.
+            quantum: 61e-6,
         }
     }
 }

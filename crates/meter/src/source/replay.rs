@@ -73,6 +73,7 @@ impl Replay {
             },
             kind: Kind::Counter { wrap: None },
             trust: Trust::Measured { gain: 0.0 },
+            quantum: 0.0,
         });
         Ok(Self { path: path.clone(), sensors: sensors.collect(), devices })
     }

@@ -137,6 +137,7 @@ pub(crate) fn sensors() -> Vec<Sensor> {
         perimeter: Perimeter::Device,
         kind: Kind::Counter { wrap: Some(2f64.powi(32)) },
         trust: Trust::Measured { gain: 0.05 },
+        quantum: 0.0,
     };
     let power = sensor("made-up/gpu-0/power", "gpu-0", DeviceKind::Gpu, Quantity::Power);
     vec![
@@ -290,8 +291,15 @@ pub(crate) fn warnings() -> Vec<Warning> {
         Warning::Coverage { coverage: 0.5 },
         Warning::Sensor { sensor: text(), what: text() },
         Warning::ReadingsLost { lost: 1 },
-        Warning::Errors { failed: 1, of: 2 },
+        Warning::Incomplete { done: 1, of: 2 },
+        Warning::Errors { failed: 1, of: 2, reason: text() },
+        Warning::Truncated { truncated: 1, of: 2 },
+        Warning::NotStreamed { answers: 1 },
+        Warning::PartlyUnscored { unscored: 1, of: 2 },
+        Warning::BusyBaseline { cores: 0.5 },
+        Warning::BadBaseline,
         Warning::Unscored,
+        Warning::OtherDevice { worker: DeviceKind::Cpu },
         Warning::Close { error: text() },
         Warning::Contaminated { cores: 0.5 },
     ];
@@ -303,8 +311,15 @@ pub(crate) fn warnings() -> Vec<Warning> {
             | Warning::Coverage { .. }
             | Warning::Sensor { .. }
             | Warning::ReadingsLost { .. }
+            | Warning::Incomplete { .. }
             | Warning::Errors { .. }
+            | Warning::Truncated { .. }
+            | Warning::NotStreamed { .. }
+            | Warning::PartlyUnscored { .. }
+            | Warning::BusyBaseline { .. }
+            | Warning::BadBaseline
             | Warning::Unscored
+            | Warning::OtherDevice { .. }
             | Warning::Close { .. }
             | Warning::Contaminated { .. } => {}
         }

@@ -15,10 +15,11 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode> {
         params: args.source_param.iter().cloned().collect(),
         root: args.root.clone(),
         estimate: true,
+        lenient: true,
         ..Wanted::default()
     })?;
     let sensors: Vec<Sensor> = opened.sources.iter().flat_map(|s| s.sensors().iter().cloned()).collect();
-    let panel = Panel::choose(&sensors);
+    let panel = Panel::choose(&sensors, None);
     let chosen: Vec<&Sensor> =
         panel.iter().flat_map(|p| &p.sensors).filter_map(|s| sensors.get(usize::from(s.0))).collect();
     let measurable = !chosen.is_empty() && chosen.iter().all(|s| s.energy_method() != Some(Method::Model));

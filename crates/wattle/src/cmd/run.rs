@@ -2,27 +2,23 @@
 
 use crate::args::{Format, RunArgs};
 use crate::cmd::{print, print_json};
-use crate::config::{self, Usage};
+use crate::config;
 use crate::render;
 use anyhow::Result;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use signal_hook::consts::{SIGINT, SIGTERM};
+use std::fmt::Write;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
+use wattle_core::units::si;
 use wattle_lab::run::{Progress, What, run as run_lab};
-use wattle_lab::{Stop, StopCause};
+use wattle_lab::{LabError, Stop, StopCause};
 
 /// Runs and shows the result.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let what = match &args.resume {
-        Some(_) if config::has_flags(&args.spec)? => {
-            return Err(Usage(
-                "--resume goes on with the settings of its run; leave the other options out".into(),
-            )
-            .into());
-        }
-        Some(run) => What::Resume { run: run.clone() },
+        Some(run) => What::Resume { run: run.clone(), changes: config::flags(&args.spec)? },
         None => What::New {
             spec: Box::new(config::spec(args)?),
             out: args.out.clone(),
@@ -35,6 +31,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let bar = Bar::new();
     let ended = run_lab(what, &stop, &mut |progress| bar.show(progress));
     bar.0.finish_and_clear();
+    if let Err(LabError::GaveUp { run, .. }) = &ended {
+        // What had finished is worth a look; the error comes first.
+        let _ = wattle_serve::report::write(run, None);
+    }
     let ended = ended?;
     // The report is a convenience; a run is no worse for lacking it.
     let report = wattle_serve::report::write(&ended.run, None);
@@ -48,6 +48,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     if let Some(cause) = ended.stopped {
         eprintln!("wattle: stopped; go on with: wattle run --resume {}", ended.run.display());
         return Ok(ExitCode::from(exit_code(cause)));
+    }
+    let count = |name: &str| ended.summary.metrics.get(name).and_then(|m| m.value);
+    if count("errors") == count("queries") {
+        eprintln!("wattle: no query was answered");
+        return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -105,9 +110,12 @@ impl Bar {
         match progress {
             Progress::Stage(stage) => bar.set_message(stage),
             Progress::Start { total, done, .. } => {
-                let template = "{bar:30} {pos}/{len} queries  {per_sec}  ETA {eta}  {msg}";
+                let template = "{wide_bar} {pos}/{len} {rate} ETA {eta} {msg}";
                 if let Ok(style) = ProgressStyle::with_template(template) {
-                    bar.set_style(style);
+                    let rate = |state: &ProgressState, out: &mut dyn Write| {
+                        let _ = write!(out, "{:.0}/s", state.per_sec());
+                    };
+                    bar.set_style(style.with_key("rate", rate));
                 }
                 bar.set_length(total);
                 bar.set_position(done);
@@ -116,8 +124,7 @@ impl Bar {
             }
             Progress::Query { done, errors, joules_per_query, .. } => {
                 bar.set_position(done);
-                let energy =
-                    joules_per_query.map_or_else(String::new, |j| format!("{}/query", render::si(j, "J")));
+                let energy = joules_per_query.map_or_else(String::new, |j| format!("{}/query", si(j, "J")));
                 let failed = if errors > 0 { format!("  {errors} failed") } else { String::new() };
                 bar.set_message(energy + &failed);
             }

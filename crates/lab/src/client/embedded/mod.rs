@@ -24,11 +24,13 @@ use crate::dataset::hex;
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use wattle_core::exchange::{self, Exchange, FailureClass, Outcome, Request, TokensFrom, Usage};
 use wattle_core::registry::{About, nearest};
+use wattle_core::sensor::DeviceKind;
 use wattle_core::summary::ModelInfo;
 use wattle_core::time::Stamp;
 use wattle_meter::clock;
@@ -57,10 +59,13 @@ pub const MODELS: &[BuiltIn] = &[
     },
     BuiltIn {
         name: "demo-300k",
-        about: "demonstration model, 0.4 M parameters, 8 bits",
+        about: "demonstration model, 0.36 M parameters, 8 bits",
         bytes: include_bytes!("../../../models/demo-300k-q8_0.gguf"),
     },
 ];
+
+/// Byte-level models are small; a larger file is not one of them, and would be read in vain.
+const LARGEST_FILE: u64 = 1 << 30;
 
 pub(super) const DRIVER: Driver = Driver {
     about: About {
@@ -87,32 +92,52 @@ impl Embedded {
             ));
         }
         let name = settings.model.as_deref().unwrap_or(MODELS[0].name);
-        let bytes: Cow<'static, [u8]> = match MODELS.iter().find(|m| m.name == name) {
-            Some(model) => model.bytes.into(),
-            None if name.ends_with(".gguf") || name.contains('/') => std::fs::read(name)
-                .map_err(|e| LabError::Client(format!("cannot read model {name}: {e}")))?
-                .into(),
+        let (name, bytes): (String, Cow<'static, [u8]>) = match MODELS.iter().find(|m| m.name == name) {
+            Some(model) => (name.to_owned(), model.bytes.into()),
+            None if name.ends_with(".gguf") || name.contains('/') => {
+                let stem = Path::new(name).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+                (stem, read_file(name)?.into())
+            }
             None => return Err(unknown_model(name)),
         };
         let model = Model::from_bytes(&bytes).map_err(|error| {
+            let path = settings.model.as_deref().unwrap_or_default();
             let how = match error {
-                EngineError::NotByteLevel { .. } => format!(
-                    ", for example \"llama-server -m {name} --port 8080\", and give --client openai --url http://127.0.0.1:8080"
-                ),
+                EngineError::NotByteLevel { .. } => on_a_server(path),
                 _ => String::new(),
             };
-            LabError::Client(format!("model {name}: {error}{how}"))
+            LabError::Client(format!("model {path}: {error}{how}"))
         })?;
         let info = ModelInfo {
-            name: name.to_owned(),
+            name,
             parameters: Some(model.info().parameters),
-            format: Some(model.info().format.to_owned()),
+            format: Some(model.info().format.clone()),
             sha256: Some(hex(&Sha256::digest(&bytes))),
             engine: Some(format!("wattle {}", env!("CARGO_PKG_VERSION"))),
         };
         let session = Arc::new(Mutex::new(Session::new(Arc::new(model))));
         Ok(Self { info, timeout: settings.timeout, session })
     }
+}
+
+/// Reads a model file, unless its size alone says that it is none of ours.
+fn read_file(path: &str) -> Result<Vec<u8>, LabError> {
+    let cannot = |e: std::io::Error| LabError::Client(format!("cannot read model {path}: {e}"));
+    let size = std::fs::metadata(path).map_err(cannot)?.len();
+    if size > LARGEST_FILE {
+        let how = on_a_server(path);
+        return Err(LabError::Client(format!(
+            "model {path} has {} MB, too much for the embedded engine; run it on a server{how}",
+            size / 1_000_000
+        )));
+    }
+    std::fs::read(path).map_err(cannot)
+}
+
+fn on_a_server(path: &str) -> String {
+    format!(
+        ", for example \"llama-server -m {path} --port 8080\", and give --client openai --url http://127.0.0.1:8080"
+    )
 }
 
 fn unknown_model(name: &str) -> LabError {
@@ -127,6 +152,10 @@ fn unknown_model(name: &str) -> LabError {
 impl Client for Embedded {
     fn place(&self) -> Place {
         Place::Here
+    }
+
+    fn worker(&self) -> Option<DeviceKind> {
+        Some(DeviceKind::Cpu)
     }
 
     fn health(&self) -> BoxFuture<'_, Result<(), LabError>> {
