@@ -31,7 +31,9 @@ pub(crate) enum Command {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(
+    allow_negative_numbers = true,
+    after_help = "Examples:
   wattle run                                            the built-in model on the built-in questions
   wattle run --model demo-300k --max-queries 500        a smaller model, all questions
   wattle run --client openai --url http://127.0.0.1:8000/v1 --dataset jsonl \\
@@ -42,7 +44,8 @@ pub(crate) enum Command {
 
 Every option but those under Result is also a key of wattle.toml (max_queries = 10) and an
 environment variable (WATTLE_MAX_QUERIES=10, WATTLE_DATASET_PARAM=path=q.jsonl). Flags win over the environment, the environment over the file.
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated.")]
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated."
+)]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) spec: SpecArgs,

@@ -41,7 +41,9 @@ pub(crate) fn result(ended: &Ended, report: Option<&Path>) -> String {
         let how = if perimeter.is_empty() { "how".to_owned() } else { format!("how (energy: {perimeter})") };
         out += &format!("\n  {:23} {:>10}  {:22} {how}\n", "", "", "95 % interval");
         for (label, name, unit) in ROWS {
-            if let Some(metric) = summary.metrics.get(*name) {
+            // Without energy there is no point in saying so seven times.
+            let silent = |m: &&Metric| m.value.is_none() && summary.energy_perimeter.is_none();
+            if let Some(metric) = summary.metrics.get(*name).filter(|m| !silent(m)) {
                 out += &row(label, metric, unit, summary);
             }
         }
