@@ -126,7 +126,7 @@ fn html(summary: &Summary, queries: &Queries) -> String {
 fn metrics(summary: &Summary) -> String {
     let mut out = String::from(
         "<h2>Figures</h2>\n<table><thead><tr><th>metric</th><th class=\"n\">value</th><th class=\"n\">95 % interval</th>\
-         <th>how</th><th>what it means</th></tr></thead><tbody>\n",
+         <th>how</th></tr></thead><tbody>\n",
     );
     for definition in METRICS {
         let Some(metric) = summary.metrics.get(definition.name) else { continue };
@@ -147,11 +147,11 @@ fn metrics(summary: &Summary) -> String {
         };
         let _ = writeln!(
             out,
-            "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{interval}</td><td>{}</td><td class=\"soft\">{}</td></tr>",
+            "<tr><td>{}<br><small>{}</small></td><td class=\"n\">{}</td><td class=\"n\">{interval}</td><td>{}</td></tr>",
             definition.name,
+            text(definition.definition),
             text(&show(value)),
             text(&how),
-            text(definition.definition),
         );
     }
     out + "</tbody></table>\n"

@@ -140,6 +140,16 @@ fn every_path_the_map_names_exists() {
 }
 
 #[test]
+fn every_link_of_the_readme_leads_somewhere() {
+    let text = read("README.md");
+    let links: Vec<&str> = text.split("](").skip(1).filter_map(|rest| rest.split(')').next()).collect();
+    assert!(links.len() >= 6);
+    for link in links {
+        assert!(root().join(link).exists(), "{link}");
+    }
+}
+
+#[test]
 fn the_map_names_every_crate_and_every_module() {
     let text = read("ARCHITECTURE.md");
     for (name, ..) in RULES {

@@ -404,3 +404,40 @@ fn answers_that_were_cut_off_are_told() {
     assert!(metric(&summary, "truncated") > 5.0);
     assert!(summary["warnings"].to_string().contains("--max-tokens"));
 }
+
+#[test]
+fn every_joule_can_be_recomputed_from_the_readings_on_disk() {
+    use wattle_core::{SensorId, Timeline, time::Span};
+    let bench = Bench::new();
+    let scenario = bench.write("constant.json", CONSTANT);
+    let summary = bench.summary(&[
+        "run",
+        "--source",
+        "replay",
+        "--source-param",
+        &format!("replay.scenario={scenario}"),
+    ]);
+    let dir = wattle_store::RunDir::open(bench.only_run()).unwrap();
+    let info = dir.info().unwrap();
+    let mut timeline = Timeline::new(&info.sensors);
+    for reading in dir.stored_readings().unwrap() {
+        timeline.push(&reading.unwrap().1);
+    }
+    let panel: Vec<SensorId> = (0..info.sensors.len() as u16)
+        .map(SensorId)
+        .filter(|s| info.panel.contains(&info.sensors[usize::from(s.0)].name))
+        .collect();
+    let energy = |span: Span| timeline.energy_of(&panel, span).unwrap().value().get();
+    let whole: Span = serde_json::from_value(summary["span"].clone()).unwrap();
+    let stated = metric(&summary, "energy_j");
+    assert!((energy(whole) / stated - 1.0).abs() < 1e-9, "{} and {stated}", energy(whole));
+    for record in dir.records().unwrap() {
+        let record = record.unwrap();
+        let share = record.share.unwrap().total().get();
+        assert!(
+            (energy(record.exchange.span()) - share).abs() <= 1e-9 * share.max(1e-3),
+            "{}",
+            record.item.index
+        );
+    }
+}

@@ -1,5 +1,9 @@
 //! Every metric, one definition each, as a function of records. Sums, not means of ratios; the same queries above and below the line.
 
+mod definition;
+
+pub use definition::{Definition, METRICS, Metric};
+
 use crate::attribute::Ledger;
 use crate::estimate::{Estimate, Method};
 use crate::exchange::{Finish, Outcome};
@@ -7,123 +11,7 @@ use crate::record::Record;
 use crate::stats::{Batches, Histogram, Interval, wilson};
 use crate::time::Span;
 use crate::units::{Joules, Seconds, Watts};
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-
-/// One figure of a summary; `low` and `high` are the ends of its 95 % interval, `null` where unknown.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Metric {
-    /// The figure.
-    pub value: Option<f64>,
-    /// Lower end.
-    pub low: Option<f64>,
-    /// Upper end.
-    pub high: Option<f64>,
-    /// Its unit.
-    pub unit: String,
-    /// How many queries it stands on.
-    pub n: u64,
-    /// How it was got: `count`, `clock`, `score`, or the energy's method.
-    pub method: String,
-    /// Median, for times.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub p50: Option<f64>,
-    /// 90th percentile.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub p90: Option<f64>,
-    /// 99th percentile.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub p99: Option<f64>,
-}
-
-/// What a metric means.
-#[derive(Debug, Clone, Copy)]
-pub struct Definition {
-    /// Its name in `summary.json`.
-    pub name: &'static str,
-    /// Its unit.
-    pub unit: &'static str,
-    /// One sentence.
-    pub definition: &'static str,
-}
-
-const fn def(name: &'static str, unit: &'static str, definition: &'static str) -> Definition {
-    Definition { name, unit, definition }
-}
-
-/// All metrics, in the order they are shown. `wattle list metrics` prints this.
-pub const METRICS: &[Definition] = &[
-    def("queries", "1", "Queries asked, warm-up left out."),
-    def("errors", "1", "Queries that got no whole answer."),
-    def("unscored", "1", "Queries without an expected answer; they count in no figure that needs a score."),
-    def("truncated", "1", "Answers cut off at the token cap or at the end of the model's context."),
-    def(
-        "accuracy",
-        "1",
-        "Mean score of queries with an expected answer; a failed query counts as 0. Wilson interval.",
-    ),
-    def(
-        "energy_j",
-        "J",
-        "Energy drawn from the first request sent to the last one done, all devices of the perimeter, idle included (gross).",
-    ),
-    def(
-        "idle_power_w",
-        "W",
-        "Mean power of the baseline before the run, nothing in flight; of several sessions, weighted by their spans.",
-    ),
-    def(
-        "net_energy_j",
-        "J",
-        "energy_j minus each session's idle power times its span; null below 99 % coverage, or if idle power came out above mean power.",
-    ),
-    def(
-        "joules_per_query",
-        "J",
-        "Sum of shares / number of queries, over queries whose energy is wholly known (coverage of at least 99 %).",
-    ),
-    def("joules_per_correct", "J", "Sum of shares / sum of scores, over queries that know both."),
-    def("joules_per_output_token", "J", "Sum of shares / sum of output tokens, over queries that know both."),
-    def(
-        "output_tokens_per_joule",
-        "1/J",
-        "Sum of output tokens / sum of shares, over queries that know both.",
-    ),
-    def("mean_power_w", "W", "energy_j / the time it covers; null below 99 % coverage."),
-    def("wh_per_1000_queries", "Wh", "1000 × joules_per_query / 3600."),
-    def("prompt_tokens", "1", "Sum of prompt tokens of queries that know them."),
-    def("output_tokens", "1", "Sum of output tokens, reasoning included, of queries that know them."),
-    def(
-        "output_tokens_per_s",
-        "1/s",
-        "output_tokens / the span from the first request sent to the last one done.",
-    ),
-    def("queries_per_s", "1/s", "queries / the same span."),
-    def(
-        "ttft_s",
-        "s",
-        "From the moment a request was due to its first content or reasoning token; a chunk that only names the role does not count.",
-    ),
-    def(
-        "itl_s",
-        "s",
-        "Per request: last token minus first token / (output tokens - 1); the mean over tokens, so long answers weigh more.",
-    ),
-    def("latency_s", "s", "From the moment a request was due to its end, over whole answers."),
-    def("ipj", "1/J", "Intelligence per joule: accuracy / mean joules per query."),
-    def(
-        "ipw",
-        "1/W",
-        "Intelligence per watt: accuracy / mean watts while a query is in flight (sum of shares / sum of times in flight).",
-    ),
-    def("energy_coverage", "1", "Part of the measured span that readings covered."),
-    def(
-        "attribution_residual",
-        "1",
-        "(Shares + idle - measured) / measured: 0 to rounding, or joules were lost.",
-    ),
-    def("meter_cpu_fraction", "1", "CPU time of wattle's sampler thread / length of the run, in cores."),
-];
 
 /// Less coverage than this and a figure would be of part of the energy; the edges of a run cost a fraction of it.
 pub const WHOLE: f64 = 0.99;

@@ -1,0 +1,250 @@
+//! One sensor's readings as a curve: corners of energy so far and time covered so far, with what went wrong on the way.
+
+use super::{Anomalies, Level};
+use crate::estimate::Method;
+use crate::sensor::{Kind, Sensor};
+use crate::time::{Span, Stamp};
+use std::collections::VecDeque;
+
+/// No single device draws more: a counter that claims so was reset or lies. The largest boards sold draw about 2 kW.
+const PLAUSIBLE_WATTS: f64 = 20_000.0;
+/// A counter hands over what it gathered since its last refresh all at once, also between two polls a millisecond apart. The
+/// slowest known are refreshed every half second. docs/method.md#windows
+const LONGEST_REFRESH_S: f64 = 0.5;
+/// The counters that wrap (RAPL) are refreshed every millisecond, so less may hide behind a wrap: a reset close to the end of
+/// the range must not pass for one.
+const WRAP_REFRESH_S: f64 = 0.05;
+/// A counter that is read and does not move for this long is stuck; no hardware that is on draws nothing.
+const STALL_NS: u64 = 2_000_000_000;
+
+/// A gauge's last value stands for at most this long; after that the sensor is taken for dead.
+const LONGEST_HOLD_NS: u64 = 2_000_000_000;
+
+/// A corner of the curve.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Node {
+    pub(super) at: Stamp,
+    /// Joules (or the integral of a gauge) so far.
+    pub(super) sum: f64,
+    /// Nanoseconds covered so far.
+    pub(super) covered: u64,
+    /// Gauge: the value that holds from here. `None` ends the hold.
+    value: Option<f64>,
+    /// How far off `at` may be, in nanoseconds.
+    slack: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Point {
+    pub(super) sum: f64,
+    pub(super) covered: u64,
+    pub(super) fraction: f64,
+    pub(super) step: Option<Step>,
+}
+
+/// The covered step an edge falls into.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Step {
+    pub(super) from: Stamp,
+    /// Joules whose place inside the step is unknown.
+    loose: f64,
+    /// Joules per nanosecond of slack in the corners' stamps.
+    slack: f64,
+}
+
+impl Step {
+    pub(super) fn unsure(&self, fraction: f64) -> f64 {
+        2.0 * self.loose * fraction * (1.0 - fraction) + self.slack
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Track {
+    pub(super) counter: bool,
+    wrap: Option<f64>,
+    pub(super) method: Option<Method>,
+    pub(super) gain: f64,
+    pub(super) quantum: f64,
+    pub(super) nodes: VecDeque<Node>,
+    last_poll: Option<Poll>,
+    stalled: bool,
+    pub(super) anomalies: Anomalies,
+}
+
+/// The last good poll of a counter.
+#[derive(Debug, Clone, Copy)]
+struct Poll {
+    pub(super) at: Stamp,
+    raw: f64,
+    changed: bool,
+}
+
+impl Track {
+    pub(super) fn new(sensor: &Sensor) -> Self {
+        let (counter, wrap) = match sensor.kind {
+            Kind::Counter { wrap } => (true, wrap),
+            Kind::Gauge => (false, None),
+        };
+        Self {
+            counter,
+            wrap,
+            method: sensor.energy_method(),
+            gain: sensor.trust.gain(),
+            quantum: sensor.quantum,
+            nodes: VecDeque::new(),
+            last_poll: None,
+            stalled: false,
+            anomalies: Anomalies::default(),
+        }
+    }
+
+    pub(super) fn push(&mut self, at: Stamp, value: Option<f64>) {
+        let value = match value {
+            Some(v) if !v.is_finite() || (self.counter && v < 0.0) => {
+                self.anomalies.nonsense += 1;
+                None
+            }
+            None => {
+                self.anomalies.failed += 1;
+                None
+            }
+            good => good,
+        };
+        let newest = self.last_poll.map(|p| p.at).max(self.nodes.back().map(|n| n.at));
+        if newest.is_some_and(|n| at <= n) {
+            self.anomalies.out_of_order += 1;
+            return;
+        }
+        match (self.counter, value) {
+            (true, Some(raw)) => self.poll(at, raw),
+            (true, None) => {} // The counter itself goes on; the next good poll tells what it counted.
+            (false, value) => self.hold(at, value),
+        }
+    }
+
+    /// A gauge holds its value until the next reading.
+    fn hold(&mut self, at: Stamp, value: Option<f64>) {
+        let (sum, covered) = match self.nodes.back() {
+            Some(last) => {
+                let t = Self::held(last, at);
+                (last.sum + last.value.unwrap_or(0.0) * t as f64 * 1e-9, last.covered + t)
+            }
+            None => (0.0, 0),
+        };
+        self.nodes.push_back(Node { at, sum, covered, value, slack: 0 });
+    }
+
+    /// For how many nanoseconds before `until` the value of `node` stands.
+    fn held(node: &Node, until: Stamp) -> u64 {
+        match node.value {
+            Some(_) => (until.nanos() - node.at.nanos()).min(LONGEST_HOLD_NS),
+            None => 0,
+        }
+    }
+
+    /// A counter is polled faster than it changes; a corner is set where it changed, between the two polls that saw it.
+    fn poll(&mut self, at: Stamp, raw: f64) {
+        let Some(last) = self.last_poll else {
+            self.last_poll = Some(Poll { at, raw, changed: false });
+            return;
+        };
+        let seconds = at.since(last.at).get();
+        let step = raw - last.raw;
+        let delta = match self.wrap {
+            Some(wrap) if step < 0.0 => step + wrap,
+            _ => step,
+        };
+        let longest = if step < 0.0 { WRAP_REFRESH_S } else { LONGEST_REFRESH_S };
+        if delta < 0.0 || delta > PLAUSIBLE_WATTS * seconds.max(longest) {
+            self.anomalies.resets += 1;
+            // What was counted since the last corner is lost: close the curve there, go on from here.
+            let (sum, covered) = self.nodes.back().map_or((0.0, 0), |n| (n.sum, n.covered));
+            self.nodes.push_back(Node { at, sum, covered, value: None, slack: 0 });
+            self.last_poll = Some(Poll { at, raw, changed: false });
+            return;
+        }
+        if step < 0.0 {
+            self.anomalies.wraps += 1;
+        }
+        if delta == 0.0 {
+            let since_change = self.nodes.back().map_or(0, |n| at.nanos() - n.at.nanos());
+            if since_change > STALL_NS && !self.stalled {
+                self.anomalies.stalls += 1;
+                self.stalled = true;
+            }
+            self.last_poll = Some(Poll { at, raw, changed: false });
+            return;
+        }
+        // A counter that changed at the poll before too is refreshed faster than we poll: the value is as of now.
+        let (corner, slack) =
+            if last.changed { (at, 0) } else { (last.at.midpoint(at), (at.nanos() - last.at.nanos()) / 2) };
+        match self.nodes.back() {
+            Some(n) => {
+                let (sum, covered) = (n.sum + delta, n.covered + (corner.nanos() - n.at.nanos()));
+                self.nodes.push_back(Node { at: corner, sum, covered, value: None, slack });
+            }
+            // The first change: what was counted before it fell at an unknown time.
+            None => self.nodes.push_back(Node { at: corner, sum: 0.0, covered: 0, value: None, slack }),
+        }
+        self.stalled = false;
+        self.last_poll = Some(Poll { at, raw, changed: true });
+    }
+
+    /// The curve at `t`; flat before the first corner and after the last, except that a gauge's last value holds on.
+    pub(super) fn at(&self, t: Stamp) -> Point {
+        let after = self.nodes.partition_point(|n| n.at <= t);
+        let Some(last) = after.checked_sub(1).map(|i| self.nodes[i]) else {
+            let first = self.nodes.front();
+            return Point {
+                sum: first.map_or(0.0, |n| n.sum),
+                covered: first.map_or(0, |n| n.covered),
+                fraction: 0.0,
+                step: None,
+            };
+        };
+        let Some(next) = self.nodes.get(after) else {
+            let held = if self.counter { 0 } else { Self::held(&last, t) };
+            let sum = last.sum + last.value.unwrap_or(0.0) * held as f64 * 1e-9;
+            return Point { sum, covered: last.covered + held, fraction: 0.0, step: None };
+        };
+        let (gone, length) = (t.nanos() - last.at.nanos(), next.at.nanos() - last.at.nanos());
+        let fraction = gone as f64 / length as f64;
+        if self.counter {
+            if next.covered == last.covered {
+                return Point { sum: last.sum, covered: last.covered, fraction: 0.0, step: None };
+            }
+            let joules = next.sum - last.sum;
+            let slack = joules / length as f64 * last.slack.max(next.slack) as f64;
+            Point {
+                sum: last.sum + joules * fraction,
+                covered: last.covered + gone,
+                fraction,
+                step: Some(Step { from: last.at, loose: joules, slack }),
+            }
+        } else {
+            let held = Self::held(&last, t);
+            let sum = last.sum + last.value.unwrap_or(0.0) * held as f64 * 1e-9;
+            let change = next.value.zip(last.value).map_or(0.0, |(b, a)| (b - a).abs());
+            let step = Some(Step { from: last.at, loose: change * length as f64 * 1e-9, slack: 0.0 });
+            Point { sum, covered: last.covered + held, fraction, step }
+        }
+    }
+
+    pub(super) fn level(&self, span: Span) -> Option<Level> {
+        let (a, b) = (self.at(span.start()), self.at(span.end()));
+        let covered = b.covered - a.covered;
+        let first = self.nodes.partition_point(|n| n.at <= span.start()).saturating_sub(1);
+        let mut values: Vec<f64> =
+            self.nodes.range(first..).take_while(|n| n.at < span.end()).filter_map(|n| n.value).collect();
+        if covered == 0 || values.is_empty() {
+            return None;
+        }
+        values.sort_by(f64::total_cmp);
+        Some(Level {
+            mean: (b.sum - a.sum) / (covered as f64 * 1e-9),
+            median: values[values.len() / 2],
+            min: values[0],
+            max: values[values.len() - 1],
+        })
+    }
+}
