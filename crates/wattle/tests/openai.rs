@@ -287,3 +287,15 @@ fn a_failure_is_in_the_log_at_once_and_rows_never_wait_when_the_run_never_gives_
         .collect();
     assert_eq!(kinds, ["failed", "row"].repeat(15));
 }
+
+#[test]
+fn a_server_that_hangs_up_after_every_answer_costs_no_query() {
+    let bench = Bench::new();
+    let server = Server::start(Box::new(|n, _, out| {
+        stream(out, &reply(n, &["Rome"]))?;
+        out.shutdown(std::net::Shutdown::Both)
+    }));
+    let path = questions(&bench, 50);
+    let summary = bench.summary(&args(&server, &path));
+    assert_eq!((metric(&summary, "errors"), metric(&summary, "accuracy")), (0.0, 1.0));
+}

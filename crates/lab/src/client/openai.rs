@@ -191,7 +191,7 @@ impl OpenAi {
         builder.body(Full::new(Bytes::from(body))).map_err(Trouble::protocol)
     }
 
-    /// Sends on a kept connection or a new one. A kept one may have been closed by the server meanwhile: then once more, anew.
+    /// Sends on a kept connection or a new one.
     async fn call(
         &self,
         method: Method,
@@ -205,12 +205,10 @@ impl OpenAi {
             let sent = clock::now();
             match sender.try_send_request(self.request(method.clone(), path, body.to_vec())?).await {
                 Ok(response) => return Ok((response, Lease { pool: self, sender }, sent)),
-                // Only a request that never left may be sent again: the server may be at work on any other.
-                Err(mut error) => {
-                    if error.take_message().is_none() {
-                        return Err(Trouble::network(error.into_error()));
-                    }
-                }
+                // A kept connection that turns out to be closed before a byte came back was closed by the server meanwhile
+                // (llama.cpp does so after every streamed answer, whatever it says): once more on a new one.
+                Err(error) if error.error().is_incomplete_message() || error.error().is_canceled() => {}
+                Err(error) => return Err(Trouble::network(error.into_error())),
             }
         }
         let mut sender = self.endpoint.connect().await?;
