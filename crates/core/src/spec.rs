@@ -126,7 +126,7 @@ pub enum SpecError {
         nearest: Option<String>,
     },
     /// The value does not fit the key.
-    #[error("{origin}: {key}: {why}")]
+    #[error("{}: {why}", place(.origin, .key))]
     BadValue {
         /// Where it was given.
         origin: String,
@@ -135,6 +135,13 @@ pub enum SpecError {
         /// What is wrong with it.
         why: String,
     },
+}
+
+/// A flag and a variable name their key already; a file does not.
+fn place(origin: &str, key: &str) -> String {
+    let named =
+        origin.trim_start_matches("--").trim_start_matches("WATTLE_").to_lowercase().replace('-', "_");
+    if named == key { origin.to_owned() } else { format!("{origin}: {key}") }
 }
 
 impl Spec {
@@ -285,7 +292,7 @@ mod tests {
     #[test]
     fn a_wrong_value_names_its_place() {
         let error = Spec::from_layers(&[layer("--seed", json!({"seed": "x"}))]).unwrap_err();
-        assert!(error.to_string().starts_with("--seed: seed: invalid type"), "{error}");
+        assert!(error.to_string().starts_with("--seed: invalid type"), "{error}");
         assert!(Spec { timeout_s: 1e20, ..Spec::default() }.validate().is_err());
         assert!(Spec { interval_ms: f64::NAN, ..Spec::default() }.validate().is_err());
         assert_eq!(Spec::default().validate(), Ok(()));

@@ -5,6 +5,7 @@
 
 pub mod clock;
 mod host;
+pub mod qualify;
 mod sampler;
 pub mod source;
 

@@ -197,6 +197,9 @@ pub(crate) struct DoctorArgs {
     /// Read sysfs and procfs below this folder
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
+    /// How long to look, in seconds
+    #[arg(long, value_name = "S", default_value_t = 1.5)]
+    pub(crate) seconds: f64,
 }
 
 #[derive(Debug, Args)]

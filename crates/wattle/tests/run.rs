@@ -338,6 +338,16 @@ fn lists_and_doctor_answer_without_a_run() {
     assert_eq!(board.status.code(), Some(0));
     let found: Value = serde_json::from_slice(&board.stdout).unwrap();
     assert_eq!(found["measurable"], true);
+    let energy = found["qualified"].as_array().unwrap().iter().find(|q| q["ratio"].is_f64()).unwrap();
+    assert!(
+        (energy["ratio"].as_f64().unwrap() - 1.0).abs() < 0.05,
+        "the simulated board is consistent: {energy}"
+    );
+    let period = energy["period_s"].as_f64().unwrap();
+    assert!(
+        (0.05..0.3).contains(&period),
+        "it is refreshed every 100 ms, on a machine that may be busy: {period}"
+    );
 }
 
 #[test]

@@ -62,8 +62,16 @@ impl Jsonl {
 
     fn item(&self, index: u64, line: u64, text: &str) -> Result<Item, LabError> {
         let bad = |why: String| LabError::Dataset { path: self.path.clone(), line: Some(line), why };
-        let mut row: Map<String, Value> = serde_json::from_str(text)
-            .map_err(|e| bad(format!("not a JSON object ({e}); each line must be one")))?;
+        let mut row: Map<String, Value> = serde_json::from_str(text).map_err(|e| {
+            // The parser saw one line; which one it is in the file is said before.
+            let error = e.to_string().replace(" at line 1 column ", " at column ");
+            let hint = if text.trim_start().starts_with('[') {
+                "this looks like a JSON array, and one object a line is needed: jq -c '.[]' makes that"
+            } else {
+                "each line must be one"
+            };
+            bad(format!("not a JSON object ({error}); {hint}"))
+        })?;
         let names = row.keys().cloned().collect::<Vec<_>>().join(", ");
         let missing = |name: &str, option: &str| {
             bad(format!(
@@ -206,7 +214,10 @@ mod tests {
     #[test]
     fn a_bad_line_is_named() {
         assert!(error(b"{\"prompt\":\"a\"}\n{oops\n", &[]).starts_with("DIR/q.jsonl:2: not a JSON object"));
-        assert!(error(b"[1]\n", &[]).starts_with("DIR/q.jsonl:1: not a JSON object"));
+        assert!(
+            error(b"[1]\n", &[]).contains("DIR/q.jsonl:1: not a JSON object")
+                && error(b"[1]\n", &[]).contains("jq")
+        );
         assert!(error(b"\xff\xfe\n", &[]).starts_with("DIR/q.jsonl:1: not UTF-8"));
         let no_column = error(b"{\"question\":\"a\"}\n", &[]);
         assert!(no_column.contains("no column \"prompt\" (there is: question)"), "{no_column}");

@@ -1,16 +1,69 @@
-//! `wattle doctor`: can energy be measured here, by what, and if not, what would change that.
+//! `wattle doctor`: can energy be measured here, by what, how well, and if not, what would change that.
 
 use crate::args::DoctorArgs;
 use crate::cmd::{print, print_json};
 use anyhow::Result;
 use serde_json::json;
 use std::process::ExitCode;
+use std::time::Duration;
 use wattle_core::Method;
 use wattle_core::sensor::{Panel, Sensor};
+use wattle_core::summary::SourceInfo;
+use wattle_core::units::si;
+use wattle_meter::qualify::{Qualification, Qualifier};
 use wattle_meter::source::{self, Wanted};
+use wattle_meter::{Cost, Meter};
+
+/// What there is to say.
+struct Findings {
+    tried: Vec<SourceInfo>,
+    pretended: Vec<String>,
+    sensors: Vec<Sensor>,
+    qualified: Vec<Qualification>,
+    cost: Cost,
+}
 
 /// Examines the machine; exit code 0 if energy can be measured.
 pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode> {
+    let findings = examine(args)?;
+    let panel = Panel::choose(&findings.sensors, None);
+    let chosen: Vec<&Sensor> = panel
+        .iter()
+        .flat_map(|p| &p.sensors)
+        .filter_map(|s| findings.sensors.get(usize::from(s.0)))
+        .collect();
+    let measurable = !chosen.is_empty() && chosen.iter().all(|s| s.energy_method() != Some(Method::Model));
+    if args.json {
+        print_json(&json!({
+            "measurable": measurable,
+            "perimeter": panel.as_ref().map(|p| p.perimeter),
+            "panel": chosen.iter().map(|s| &s.name).collect::<Vec<_>>(),
+            "sources": findings.tried,
+            "sensors": findings.sensors,
+            "qualified": findings.qualified,
+            "sampler": {
+                "cpu_fraction": findings.cost.cpu / findings.cost.wall,
+                "rounds": findings.cost.rounds,
+                "missed": findings.cost.missed,
+            },
+            "pretended": findings.pretended,
+        }))?;
+    } else {
+        let perimeter = panel.as_ref().map_or("none", |p| p.perimeter.name());
+        let verdict = match measurable {
+            true => format!("Energy can be measured here (perimeter: {perimeter}).\n"),
+            false if chosen.is_empty() => "Energy can be neither measured nor estimated here.\n".to_owned(),
+            false => {
+                "Energy cannot be measured here; \"wattle run\" will estimate it and say so.\n".to_owned()
+            }
+        };
+        print(&format!("{}\n{verdict}", table(&findings)))?;
+    }
+    Ok(if measurable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Opens what there is and reads it for a moment.
+fn examine(args: &DoctorArgs) -> Result<Findings> {
     let opened = source::open(&Wanted {
         params: args.source_param.iter().cloned().collect(),
         root: args.root.clone(),
@@ -18,58 +71,65 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode> {
         lenient: true,
         ..Wanted::default()
     })?;
-    let sensors: Vec<Sensor> = opened.sources.iter().flat_map(|s| s.sensors().iter().cloned()).collect();
-    let panel = Panel::choose(&sensors, None);
-    let chosen: Vec<&Sensor> =
-        panel.iter().flat_map(|p| &p.sensors).filter_map(|s| sensors.get(usize::from(s.0))).collect();
-    let measurable = !chosen.is_empty() && chosen.iter().all(|s| s.energy_method() != Some(Method::Model));
-    if args.json {
-        print_json(&json!({
-            "measurable": measurable,
-            "perimeter": panel.as_ref().map(|p| p.perimeter),
-            "panel": chosen.iter().map(|s| &s.name).collect::<Vec<_>>(),
-            "sources": opened.tried,
-            "sensors": sensors,
-            "pretended": opened.pretended,
-        }))?;
-        return Ok(verdict(measurable));
-    }
-    let mut out = String::new();
-    for tried in &opened.tried {
-        match (&tried.unavailable, &tried.fix) {
-            (Some(why), fix) => {
-                out += &format!("  no   {:9} {why}\n", tried.name);
-                out += &fix.as_ref().map_or_else(String::new, |f| format!("                 fix: {f}\n"));
-            }
-            (None, _) => {
-                out += &format!("  yes  {:9}\n", tried.name);
-                for sensor in sensors.iter().filter(|s| s.source == tried.name) {
-                    out += &format!(
-                        "                 {} [{}]  {}\n",
-                        sensor.name,
-                        sensor.quantity.unit(),
-                        sensor.device.name
-                    );
-                }
-            }
-        }
-    }
-    for what in &opened.pretended {
-        out += &format!("\n  ! pretended hardware: {what}\n");
-    }
-    let perimeter = panel.as_ref().map_or("none", |p| p.perimeter.name());
-    out += &match measurable {
-        true => format!("\nEnergy can be measured here (perimeter: {perimeter}).\n"),
-        false if chosen.is_empty() => "\nEnergy can be neither measured nor estimated here.\n".to_owned(),
-        false => {
-            "\nEnergy cannot be measured here; \"wattle run\" will estimate it from CPU load and say so.\n"
-                .to_owned()
-        }
-    };
-    print(&out)?;
-    Ok(verdict(measurable))
+    let mut meter = Meter::start(opened.sources, Duration::from_millis(5))?;
+    let sensors = meter.sensors().to_vec();
+    let mut qualifier = Qualifier::new(&sensors);
+    std::thread::sleep(Duration::from_secs_f64(args.seconds.clamp(0.0, 60.0)));
+    meter.stop();
+    meter.drain(|reading| qualifier.push(reading));
+    Ok(Findings {
+        tried: opened.tried,
+        pretended: opened.pretended,
+        qualified: qualifier.finish(),
+        cost: meter.cost(),
+        sensors,
+    })
 }
 
-fn verdict(measurable: bool) -> ExitCode {
-    if measurable { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+fn table(findings: &Findings) -> String {
+    let mut out = String::new();
+    for tried in &findings.tried {
+        let name = &tried.name;
+        match &tried.unavailable {
+            Some(why) => {
+                out += &format!("  no   {name:9} {why}\n");
+                out +=
+                    &tried.fix.as_ref().map_or_else(String::new, |f| format!("                 fix: {f}\n"));
+            }
+            None => out += &format!("  yes  {name}\n"),
+        }
+        let theirs = findings.sensors.iter().zip(&findings.qualified).filter(|(s, _)| &s.source == name);
+        for (sensor, qualified) in theirs {
+            out += &format!(
+                "                 {} [{}]{}\n",
+                sensor.name,
+                sensor.quantity.unit(),
+                remarks(qualified)
+            );
+        }
+    }
+    for what in &findings.pretended {
+        out += &format!("\n  ! pretended hardware: {what}\n");
+    }
+    let cost = &findings.cost;
+    out + &format!(
+        "\n  read every 5 ms for {}: {} of CPU a round, {} deadlines missed\n",
+        si(cost.wall.get(), "s"),
+        si(cost.cpu.get() / cost.rounds.max(1) as f64, "s"),
+        cost.missed
+    )
+}
+
+/// What reading it for a moment showed.
+fn remarks(qualified: &Qualification) -> String {
+    let mut remarks = Vec::new();
+    remarks.extend(qualified.period_s.map(|p| format!("changes every {}", si(p, "s"))));
+    remarks.extend(qualified.ratio.map(|r| format!("counter / power = {r:.3}")));
+    if qualified.is_doubtful() {
+        remarks.push("! they contradict each other".into());
+    }
+    if qualified.failed > 0 {
+        remarks.push(format!("{} reads failed", qualified.failed));
+    }
+    if remarks.is_empty() { String::new() } else { format!("  {}", remarks.join(", ")) }
 }
