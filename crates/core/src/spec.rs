@@ -225,8 +225,9 @@ impl Spec {
             "timeout_s" if !(1e-3..=1e6).contains(&self.timeout_s) => {
                 Err("must lie between 0.001 and 1000000".into())
             }
-            "interval_ms" if !(0.5..=10_000.0).contains(&self.interval_ms) => {
-                Err("must lie between 0.5 and 10000".into())
+            // Counters are refreshed every 10 to 500 ms and must be polled faster.
+            "interval_ms" if !(0.5..=100.0).contains(&self.interval_ms) => {
+                Err("must lie between 0.5 and 100".into())
             }
             "idle_s" if !(0.0..=3600.0).contains(&self.idle_s) => Err("must lie between 0 and 3600".into()),
             _ => Ok(()),

@@ -80,7 +80,7 @@ pub enum Warning {
         /// CPU cores used, on average.
         cores: f64,
     },
-    /// Idle power came out above the run's own.
+    /// The idle baseline was seen in part, or came out above the run's own power.
     BadBaseline,
     /// Nothing to compare answers with.
     Unscored,
@@ -143,7 +143,10 @@ impl fmt::Display for Warning {
                 "other processes used {cores:.1} CPU cores while the idle machine was measured; idle power is too high"
             ),
             Warning::BadBaseline => {
-                write!(f, "idle power came out above the run's own, so there is no net energy")
+                write!(
+                    f,
+                    "the idle baseline was seen in part or came out above the run's own power, so there is no net energy"
+                )
             }
             Warning::OtherDevice { worker } => write!(
                 f,

@@ -4,7 +4,7 @@ use crate::LabError;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use wattle_core::event::Event;
-use wattle_core::metrics::{Accumulator, Metric, Surroundings, WHOLE};
+use wattle_core::metrics::{Accumulator, Surroundings, WHOLE};
 use wattle_core::seen::Seen;
 use wattle_core::sensor::DeviceKind;
 use wattle_core::summary::{SCHEMA_VERSION, Summary};
@@ -44,7 +44,12 @@ pub fn summarize(dir: &RunDir, now: Wall) -> Result<Summary, LabError> {
     })?;
     let metrics = records.finish(&around);
     let complete = records.queries() == info.queries;
-    warnings.extend(doubts(&records, &metrics, info.queries, &reasons));
+    warnings.extend(doubts(&records, info.queries, &reasons));
+    let partial = around.idle_power.values().any(|p| p.coverage() < WHOLE);
+    let value = |name: &str| metrics.get(name).and_then(|m| m.value);
+    if partial || value("idle_power_w").zip(value("mean_power_w")).is_some_and(|(idle, mean)| idle > mean) {
+        warnings.push(Warning::BadBaseline);
+    }
     let mut gpus: Vec<(&str, &str)> = Vec::new();
     for device in info.sensors.iter().map(|s| &s.device).filter(|d| d.kind == DeviceKind::Gpu) {
         if !gpus.iter().any(|(id, _)| *id == device.id) {
@@ -81,12 +86,7 @@ pub fn summarize(dir: &RunDir, now: Wall) -> Result<Summary, LabError> {
 }
 
 /// What the records themselves give reason to doubt.
-fn doubts(
-    records: &Accumulator,
-    metrics: &BTreeMap<String, Metric>,
-    queries: u64,
-    reasons: &BTreeMap<String, u64>,
-) -> Vec<Warning> {
+fn doubts(records: &Accumulator, queries: u64, reasons: &BTreeMap<String, u64>) -> Vec<Warning> {
     let of = records.queries();
     let mut doubts = Vec::new();
     if of < queries {
@@ -110,10 +110,6 @@ fn doubts(
     }
     if let Some(coverage) = records.coverage().filter(|c| *c < WHOLE) {
         doubts.push(Warning::Coverage { coverage });
-    }
-    let value = |name: &str| metrics.get(name).and_then(|m| m.value);
-    if value("idle_power_w").zip(value("mean_power_w")).is_some_and(|(idle, mean)| idle > mean) {
-        doubts.push(Warning::BadBaseline);
     }
     doubts
 }

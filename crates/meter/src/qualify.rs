@@ -91,14 +91,17 @@ impl Qualifier {
         let power =
             self.sensors.iter().position(|s| s.quantity == Quantity::Power && s.device == sensor.device)?;
         let changes = &self.tracks[at].changes;
-        let (first, last) = (changes.first()?, changes.last()?);
         if changes.len() < FEWEST_REFRESHES {
             return None;
         }
-        let span = Span::new(*first, *last);
-        let by =
-            |sensor: usize| Some(self.timeline.energy(SensorId(u16::try_from(sensor).ok()?), span)?.value());
-        Some(by(at)? / by(power)?).filter(|r| r.is_finite())
+        let id = |sensor: usize| u16::try_from(sensor).ok().map(SensorId);
+        let span = Span::new(*changes.first()?, self.timeline.known_until(id(at)?)?);
+        // Each over the time it covered.
+        let watts = |sensor: usize| {
+            let energy = self.timeline.energy(id(sensor)?, span)?;
+            Some(energy.value().get() / energy.coverage())
+        };
+        Some(watts(at)? / watts(power)?).filter(|r| r.is_finite())
     }
 }
 

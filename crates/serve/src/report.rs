@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
-use wattle_core::metrics::METRICS;
+use wattle_core::metrics::{METRICS, WHOLE};
 use wattle_core::record::Record;
 use wattle_core::summary::Summary;
 use wattle_core::units::si;
@@ -59,7 +59,8 @@ struct Queries {
 struct Point {
     latency: f64,
     joules: f64,
-    right: bool,
+    /// `None` if nothing was expected.
+    right: Option<bool>,
 }
 
 #[derive(Default)]
@@ -78,12 +79,16 @@ impl Queries {
     }
 
     fn push(&mut self, record: &Record) {
-        let joules = record.share.map(|s| s.total().get());
-        let score = record.score.as_ref().map_or(0.0, |s| s.value);
+        let joules = record.share.filter(|s| s.coverage >= WHOLE).map(|s| s.total().get());
+        let score = record.score.as_ref().map(|s| s.value);
         if self.seen.is_multiple_of(self.every)
             && let Some(joules) = joules
         {
-            self.points.push(Point { latency: record.exchange.latency().get(), joules, right: score >= 0.5 });
+            self.points.push(Point {
+                latency: record.exchange.latency().get(),
+                joules,
+                right: score.map(|s| s >= 0.5),
+            });
         }
         self.seen += 1;
         // A dataset may name a subject per item; a table of them all helps nobody.
@@ -92,7 +97,7 @@ impl Queries {
             let subject = self.subjects.entry(name).or_default();
             subject.n += 1;
             subject.scored += u64::from(record.score.is_some());
-            subject.score += score;
+            subject.score += score.unwrap_or(0.0);
             subject.metered += u64::from(joules.is_some());
             subject.joules += joules.unwrap_or(0.0);
         }
@@ -173,7 +178,7 @@ fn scatter(summary: &Summary, queries: &Queries) -> String {
     let estimated = summary.metrics.get("energy_j").is_some_and(|m| m.method == "model");
     let mut out = format!(
         "<h2>Energy against latency</h2>\n<p class=\"soft\">One dot a query{}; <b style=\"color:var(--good)\">right</b>, \
-         <b style=\"color:var(--bad)\">wrong</b>.{}</p>\n\
+         <b style=\"color:var(--bad)\">wrong</b>, <b>not scored</b>.{}</p>\n\
          <svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"Energy of each query against its latency\">\
          <line class=\"axis\" x1=\"{LEFT}\" y1=\"{b}\" x2=\"{WIDTH}\" y2=\"{b}\"/>\
          <line class=\"axis\" x1=\"{LEFT}\" y1=\"10\" x2=\"{LEFT}\" y2=\"{b}\"/>",
@@ -201,9 +206,14 @@ fn scatter(summary: &Summary, queries: &Queries) -> String {
         );
     }
     // Wrong ones last, so that they lie on top.
-    let (right, wrong): (Vec<&Point>, Vec<&Point>) = queries.points.iter().partition(|p| p.right);
-    for point in right.into_iter().chain(wrong) {
-        let class = if point.right { "right" } else { "wrong" };
+    let (wrong, other): (Vec<&Point>, Vec<&Point>) =
+        queries.points.iter().partition(|p| p.right == Some(false));
+    for point in other.into_iter().chain(wrong) {
+        let class = match point.right {
+            Some(true) => "right",
+            Some(false) => "wrong",
+            None => "unscored",
+        };
         let (x, y) = (x(point.latency), y(point.joules));
         let _ = write!(
             out,

@@ -198,7 +198,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
     /// How long to look, in seconds
-    #[arg(long, value_name = "S", default_value_t = 1.5)]
+    #[arg(long, value_name = "S", default_value_t = 1.5, value_parser = moment)]
     pub(crate) seconds: f64,
 }
 
@@ -227,6 +227,12 @@ pub(crate) enum Listed {
     Metrics,
     /// Built-in models
     Models,
+}
+
+/// As long as a person waits.
+fn moment(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|s| (0.1..=60.0).contains(s));
+    seconds.ok_or_else(|| "must lie between 0.1 and 60".to_owned())
 }
 
 /// `key=value`; the value may hold anything, commas and further `=` included.

@@ -1,5 +1,9 @@
 //! Nothing lost: kill -9 at any moment, signals, a second process, a full disk.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on stops")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test that cannot go on stops, and says what it drew"
+)]
 
 mod support;
 
@@ -21,10 +25,12 @@ fn wait_for_records(run: &dyn Fn() -> Option<PathBuf>, child: &mut Child, count:
     }
 }
 
-/// Up to `below` milliseconds, at random: the test is about any moment.
+/// Up to `below` milliseconds, at random: the test is about any moment. Printed, so that a failure shows which it was.
 fn random(below: u64) -> Duration {
     use std::hash::{BuildHasher, Hasher};
-    Duration::from_millis(std::hash::RandomState::new().build_hasher().finish() % below)
+    let drawn = std::hash::RandomState::new().build_hasher().finish() % below;
+    eprintln!("drew {drawn} of {below}");
+    Duration::from_millis(drawn)
 }
 
 fn signal(child: &Child, name: &str) {
@@ -39,7 +45,7 @@ fn assert_every_item_once(run: &Path, count: usize) {
 }
 
 #[test]
-fn killed_ten_times_and_resumed_every_item_is_asked_exactly_once() {
+fn killed_ten_times_and_resumed_every_item_is_recorded_exactly_once() {
     const MANY: usize = 3000;
     let bench = Bench::new();
     let lines: String =
@@ -112,6 +118,30 @@ fn a_signal_saves_everything_and_resume_goes_on() {
         bench.summary(&["run", "--resume", run.to_str().unwrap()]);
         assert_every_item_once(&run, QUERIES);
     }
+}
+
+#[test]
+fn an_interrupted_run_knows_the_energy_of_everything_it_finished() {
+    let bench = Bench::new();
+    let scenario = r#"{"devices":[{"kind":"cpu","id":"c","name":"c","power":[[0,100]],"refresh_ms":400}]}"#;
+    let param = format!("replay.scenario={}", bench.write("slow.json", scenario));
+    let run = bench.path().join("runs/x");
+    let args = ["run", "--source", "replay", "--source-param", &param, "--name", "x", "--format", "json"];
+    let server = support::Server::start(Box::new(|n, _, out| {
+        std::thread::sleep(Duration::from_millis(10));
+        support::stream(out, &support::reply(n, &["x"]))
+    }));
+    let lines: String = (0..1000).map(|i| format!("{{\"prompt\":\"{i}\"}}\n")).collect();
+    let path = format!("path={}", bench.write("q.jsonl", &lines));
+    let load = ["--client", "openai", "--url", &server.url, "--dataset", "jsonl", "--dataset-param", &path];
+    let mut child = bench.start(&[&args[..], &load[..]].concat());
+    wait_for_records(&|| run.exists().then(|| run.clone()), &mut child, 20);
+    signal(&child, "-INT");
+    let out = child.wait_with_output().unwrap();
+    let summary: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert!(support::metric(&summary, "energy_coverage") > 0.99, "{}", summary["metrics"]["energy_coverage"]);
+    let power = support::metric(&summary, "mean_power_w");
+    assert!((power - 100.0).abs() < 1.0, "{power}");
 }
 
 #[test]

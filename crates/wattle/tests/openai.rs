@@ -299,3 +299,21 @@ fn a_server_that_hangs_up_after_every_answer_costs_no_query() {
     let summary = bench.summary(&args(&server, &path));
     assert_eq!((metric(&summary, "errors"), metric(&summary, "accuracy")), (0.0, 1.0));
 }
+
+#[test]
+fn a_server_that_dies_at_work_is_not_asked_twice() {
+    let bench = Bench::new();
+    // The second answer on a connection works for a while and then hangs up without a word.
+    let server = Server::start(Box::new(|n, _, out| {
+        if n == 4 {
+            std::thread::sleep(std::time::Duration::from_millis(400));
+            return out.shutdown(std::net::Shutdown::Both);
+        }
+        stream(out, &reply(n, &["Rome"]))
+    }));
+    let path = questions(&bench, 4);
+    let summary = bench.summary(&args(&server, &path));
+    assert_eq!(metric(&summary, "errors"), 1.0);
+    let chats = server.heads.lock().unwrap().iter().filter(|h| h.starts_with("POST")).count();
+    assert_eq!(chats, 3 + 4, "three to warm up, and each question once");
+}

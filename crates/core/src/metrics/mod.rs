@@ -252,29 +252,33 @@ impl Accumulator {
 
         let known = self.by_score.samples();
         let ratio = |over, under| self.by_score.ratio(over, under);
-        let per_correct = ratio(ENERGY, SCORE);
-        out.direct(
-            "joules_per_correct",
-            per_correct.map(|r| r.value),
-            per_correct.and_then(spread),
-            known,
-            method,
-        );
-        let ipj = ratio(SCORE, ENERGY);
-        out.inverse("ipj", ipj.map(|r| r.value), ipj.and_then(spread), known, method);
-        // accuracy / (ΣE/ΣT): the spreads of both, taken as independent.
+        let of_score = self.accuracy_spread();
+        // Accuracy against energy: the spreads of both, taken as independent.
+        let both =
+            |r: Option<Interval>| r.and_then(spread).zip(of_score).map(|(energy, score)| energy.hypot(score));
+        let per_correct = ratio(ENERGY, SCORE).map(|r| r.value);
+        out.direct("joules_per_correct", per_correct, both(ratio(ENERGY, QUERIES)), known, method);
+        let ipj = ratio(SCORE, ENERGY).map(|r| r.value);
+        out.inverse("ipj", ipj, both(ratio(ENERGY, QUERIES)), known, method);
         let power = ratio(ENERGY, IN_FLIGHT).filter(|p| p.value > 0.0);
-        let score = ratio(SCORE, QUERIES);
-        let ipw = power.zip(score).map(|(p, s)| s.value / p.value);
-        let of_score = score.and_then(|s| s.half.map(|half| half / s.value));
-        let both = power.and_then(spread).zip(of_score).map(|(p, s)| p.hypot(s));
-        out.inverse("ipw", ipw, both, known, method);
+        let ipw = power.zip(ratio(SCORE, QUERIES)).map(|(p, s)| s.value / p.value);
+        out.inverse("ipw", ipw, both(power), known, method);
+    }
+
+    /// Relative half-width of the accuracy of the queries in `by_score`: that of batches, or Wilson's where answers are so alike
+    /// that batches show no spread.
+    fn accuracy_spread(&self) -> Option<f64> {
+        let score = self.by_score.ratio(SCORE, QUERIES)?;
+        let (low, high) = wilson(self.by_score.sum(SCORE), self.by_score.samples() as f64)?;
+        let half = score.half?.max((high - low) / 2.0);
+        Some(if score.value > 0.0 { half / score.value } else { f64::INFINITY })
     }
 
     /// Idle power and what is left without it, each session with its own baseline.
     fn idle(&self, out: &mut Out, around: &Surroundings, power: Option<Watts>, bound: Joules, method: &str) {
         let baseline = |(session, ledger): (&u32, &Ledger)| {
-            let power = around.idle_power.get(session)?;
+            // Seen in part, it would be the power of part of the machine.
+            let power = around.idle_power.get(session).filter(|p| p.coverage() >= WHOLE)?;
             let time = ledger.span.duration();
             Some((time, power.value() * time, power.bound() * time))
         };
@@ -288,7 +292,12 @@ impl Accumulator {
         // A baseline above the run itself was no baseline.
         let below = power.zip(idle).is_some_and(|(power, (idle, _))| idle <= power);
         let net = power.zip(sums).filter(|_| below).map(|(power, (time, joules, idle_bound))| {
-            ((power * time - joules).get(), bound.get().hypot(idle_bound.get()))
+            // Both come from the same sensors: their gain error is one, and is that of what is left.
+            let gain: Joules = self.ledgers.values().map(|l| l.gain).sum();
+            let relative = gain / (power * time);
+            let net = (power * time - joules).get();
+            let edges = (bound - gain).get().hypot((idle_bound - joules * relative).get().max(0.0));
+            (net, edges + relative * net.abs())
         });
         out.put(
             "net_energy_j",
@@ -538,6 +547,16 @@ mod tests {
     }
 
     #[test]
+    fn three_right_answers_do_not_make_intelligence_certain() {
+        let mut all = Accumulator::default();
+        (1..4).for_each(|i| all.push(&record(i, true)));
+        let m = all.finish(&Surroundings::default());
+        let width = |name: &str| (m[name].high.unwrap() - m[name].low.unwrap()) / value(&m, name);
+        assert!(width("joules_per_correct") > 2.0 * width("joules_per_query"), "accuracy may be 0.44");
+        assert!(m["ipj"].low.unwrap() < 0.08 && value(&m, "ipj") == 0.1);
+    }
+
+    #[test]
     fn what_was_seen_in_part_gives_no_power_and_no_query_figures() {
         let mut all = Accumulator::default();
         for i in 0..10 {
@@ -575,7 +594,11 @@ mod tests {
                     all.push(&Record { session, ..record(i, true) });
                 }
             }
-            let idle = |w: f64| Estimate::new(Watts(w), Watts(1.0), Method::Counter, 1.0);
+            // Not a number stands for a baseline of which half was seen.
+            let idle = |w: f64| match w.is_nan() {
+                true => Estimate::new(Watts(20.0), Watts(1.0), Method::Counter, 0.5),
+                false => Estimate::new(Watts(w), Watts(1.0), Method::Counter, 1.0),
+            };
             let around = Surroundings {
                 idle_power: BTreeMap::from([(0, idle(first)), (1, idle(second))]),
                 meter_cpu: None,
@@ -584,6 +607,7 @@ mod tests {
             (m["idle_power_w"].value, m["net_energy_j"].value)
         };
         assert_eq!(net(20.0, 40.0), (Some(30.0), Some(140.0)));
+        assert_eq!(net(20.0, f64::NAN).1, None);
         assert_eq!(net(120.0, 140.0), (Some(130.0), None));
     }
 }

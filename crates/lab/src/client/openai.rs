@@ -31,6 +31,8 @@ const LONGEST_ERROR: usize = 64 << 10;
 /// More than this is not a list of models.
 const LONGEST_LISTING: usize = 4 << 20;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// A connection that was closed before the request came shows it sooner; later, the server had begun to work.
+const STALE: Duration = Duration::from_millis(100);
 /// A server that is well lists its models sooner.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(30);
 /// The environment variable that holds the key, as everywhere.
@@ -199,20 +201,26 @@ impl OpenAi {
         body: &[u8],
     ) -> Result<(Response<Incoming>, Lease<'_>, Stamp), Trouble> {
         let kept = self.idle.lock().unwrap_or_else(|e| e.into_inner()).pop();
+        let mut first_sent = None;
         if let Some(mut sender) = kept
             && sender.ready().await.is_ok()
         {
             let sent = clock::now();
-            match sender.try_send_request(self.request(method.clone(), path, body.to_vec())?).await {
+            match sender.send_request(self.request(method.clone(), path, body.to_vec())?).await {
                 Ok(response) => return Ok((response, Lease { pool: self, sender }, sent)),
-                // A kept connection that turns out to be closed before a byte came back was closed by the server meanwhile
-                // (llama.cpp does so after every streamed answer, whatever it says): once more on a new one.
-                Err(error) if error.error().is_incomplete_message() || error.error().is_canceled() => {}
-                Err(error) => return Err(Trouble::network(error.into_error())),
+                // A kept connection that is closed at once was closed by the server meanwhile (llama.cpp does so after every
+                // streamed answer, whatever it says): once more on a new one. The query still counts from its first try.
+                Err(error)
+                    if (error.is_incomplete_message() || error.is_canceled())
+                        && clock::now().since(sent).get() < STALE.as_secs_f64() =>
+                {
+                    first_sent = Some(sent);
+                }
+                Err(error) => return Err(Trouble::network(error)),
             }
         }
         let mut sender = self.endpoint.connect().await?;
-        let sent = clock::now();
+        let sent = first_sent.unwrap_or_else(clock::now);
         let response = sender
             .send_request(self.request(method, path, body.to_vec())?)
             .await

@@ -24,6 +24,7 @@ use wattle_store::{Lock, RunDir};
 
 /// How often readings are collected and finished queries written.
 const PUMP: Duration = Duration::from_millis(20);
+
 /// What to run.
 #[derive(Debug, Clone)]
 pub enum What {
@@ -249,6 +250,8 @@ impl Order {
             if then == now {
                 return Ok(());
             }
+            let named = |text: String| if text.is_empty() { "none".to_owned() } else { text };
+            let (then, now) = (named(then), named(now));
             Err(LabError::Changed { what, run: folder.dir.path().into(), then, now })
         };
         let digest = |m: &ModelInfo| m.sha256.clone().unwrap_or_default();

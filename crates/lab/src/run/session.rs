@@ -49,6 +49,8 @@ impl Session<'_> {
         };
         if let Ok(Some(_)) = &result {
             desk.note(&Event::plain("interrupted"))?;
+            // What is finished still waits for the reading that ends its window.
+            desk.settle_all(observe).await?;
         }
         if let Err(error) = self.client.close().await {
             desk.note(&Event::Warning(Warning::Close { error: error.to_string() }))?;

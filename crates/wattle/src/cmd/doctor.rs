@@ -7,7 +7,7 @@ use serde_json::json;
 use std::process::ExitCode;
 use std::time::Duration;
 use wattle_core::Method;
-use wattle_core::sensor::{Panel, Sensor};
+use wattle_core::sensor::{DeviceKind, Panel, Sensor};
 use wattle_core::summary::SourceInfo;
 use wattle_core::units::si;
 use wattle_meter::qualify::{Qualification, Qualifier};
@@ -45,13 +45,19 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode> {
                 "cpu_fraction": findings.cost.cpu / findings.cost.wall,
                 "rounds": findings.cost.rounds,
                 "missed": findings.cost.missed,
+                "lost": findings.cost.lost,
             },
             "pretended": findings.pretended,
         }))?;
     } else {
         let perimeter = panel.as_ref().map_or("none", |p| p.perimeter.name());
+        let on_cpu = chosen.iter().any(|s| matches!(s.device.kind, DeviceKind::Cpu | DeviceKind::Machine));
         let verdict = match measurable {
-            true => format!("Energy can be measured here (perimeter: {perimeter}).\n"),
+            true if on_cpu => format!("Energy can be measured here (perimeter: {perimeter}).\n"),
+            true => format!(
+                "Energy can be measured here (perimeter: {perimeter}) for a model on a server that uses these boards;\n\
+                 the built-in models run on the CPU, and their energy is estimated.\n"
+            ),
             false if chosen.is_empty() => "Energy can be neither measured nor estimated here.\n".to_owned(),
             false => {
                 "Energy cannot be measured here; \"wattle run\" will estimate it and say so.\n".to_owned()
@@ -74,7 +80,10 @@ fn examine(args: &DoctorArgs) -> Result<Findings> {
     let mut meter = Meter::start(opened.sources, Duration::from_millis(5))?;
     let sensors = meter.sensors().to_vec();
     let mut qualifier = Qualifier::new(&sensors);
-    std::thread::sleep(Duration::from_secs_f64(args.seconds.clamp(0.0, 60.0)));
+    while meter.cost().wall.get() < args.seconds {
+        std::thread::sleep(Duration::from_millis(50));
+        meter.drain(|reading| qualifier.push(reading));
+    }
     meter.stop();
     meter.drain(|reading| qualifier.push(reading));
     Ok(Findings {
