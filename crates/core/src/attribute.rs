@@ -100,6 +100,20 @@ pub fn split(
     Split { shares: shares.collect(), idle }
 }
 
+/// What is doubtful about the energy of one window of a chain ([`crate::Timeline`] knows): a chain has only two ends, however many
+/// windows it was measured in.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Doubt {
+    /// From the sensors' gain errors.
+    pub gain: Joules,
+    /// Open at its start.
+    pub start: Joules,
+    /// Open at its end.
+    pub end: Joules,
+    /// Open between.
+    pub within: Joules,
+}
+
 /// The running account of one session: what was measured, and how much of it nobody asked for. Kept with every record, so
 /// that a run that was killed still adds up.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -113,6 +127,12 @@ pub struct Ledger {
     pub bound: Joules,
     /// The part of the bound that grows with the energy and does not average out.
     pub gain: Joules,
+    /// What the start of the span leaves open.
+    #[serde(default)]
+    pub start: Option<Joules>,
+    /// What lies open between its ends, windows in quadrature.
+    #[serde(default)]
+    pub within: Joules,
     /// The part drawn with nobody in flight.
     pub idle: Joules,
     /// The part billed to exchanges.
@@ -129,16 +149,16 @@ impl Ledger {
             measured: Joules::ZERO,
             bound: Joules::ZERO,
             gain: Joules::ZERO,
+            start: None,
+            within: Joules::ZERO,
             idle: Joules::ZERO,
             billed: Joules::ZERO,
             coverage: 0.0,
         }
     }
 
-    /// Adds a split whose window starts where the ledger's span ends. `piece` is the measured energy of that window and
-    /// `gain` the part of its bound that grows with the energy; the rest of the bound belongs to the window's edges, and a
-    /// span has only two of them however many windows it was measured in.
-    pub fn add(&mut self, window: Span, split: &Split, piece: Option<Estimate<Joules>>, gain: Joules) {
+    /// Adds a split whose window starts where the ledger's span ends. `piece` is the measured energy of that window.
+    pub fn add(&mut self, window: Span, split: &Split, piece: Option<Estimate<Joules>>, doubt: Doubt) {
         let before = self.span.duration();
         self.span = Span::new(self.span.start(), window.end());
         self.idle += split.idle;
@@ -150,8 +170,11 @@ impl Ledger {
         }
         if let Some(piece) = piece {
             self.measured += piece.value();
-            self.gain += gain;
-            self.bound = self.gain + (piece.bound() - gain);
+            self.gain += doubt.gain;
+            self.start.get_or_insert(doubt.start);
+            self.within = Joules(self.within.get().hypot(doubt.within.get()));
+            let ends = self.start.unwrap_or_default().get().hypot(doubt.end.get());
+            self.bound = self.gain + Joules(ends.hypot(self.within.get()));
         }
     }
 

@@ -91,9 +91,12 @@ fn known_power_gives_known_energy_and_every_joule_is_accounted_for() {
         * 1e-9;
     let energy = &summary["metrics"]["energy_j"];
     let (low, high) = (energy["low"].as_f64().unwrap(), energy["high"].as_f64().unwrap());
-    assert!((low..=high).contains(&(100.0 * seconds)), "{} J of {} s: {energy}", 100.0 * seconds, seconds);
+    // A 95 % interval misses one time in twenty; three times as far, never.
+    let (truth, stated) = (100.0 * seconds, metric(&summary, "energy_j"));
+    assert!((truth - stated).abs() <= 1.5 * (high - low), "{truth} J in truth: {energy}");
+    assert!(high - low < 0.05 * truth, "and it is narrow: {energy}");
     assert_eq!(energy["method"], "counter");
-    assert!((metric(&summary, "idle_power_w") - 100.0).abs() < 1.0);
+    assert!((metric(&summary, "idle_power_w") - 100.0).abs() < 10.0);
     assert!(metric(&summary, "attribution_residual").abs() < 1e-9);
     assert!(metric(&summary, "energy_coverage") > 0.99);
     let warnings = summary["warnings"].to_string();

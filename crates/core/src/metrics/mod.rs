@@ -393,6 +393,8 @@ mod tests {
             measured: Joules(10.0 * (i + 1) as f64),
             bound: Joules(0.5 * (i + 1) as f64),
             gain: Joules::ZERO,
+            start: None,
+            within: Joules::ZERO,
             idle: Joules::ZERO,
             billed: Joules(10.0 * (i + 1) as f64),
             coverage: 1.0,

@@ -29,33 +29,18 @@ pub(super) struct Node {
     /// Nanoseconds covered so far.
     pub(super) covered: u64,
     /// Gauge: the value that holds from here. `None` ends the hold.
-    value: Option<f64>,
-    /// How far off `at` may be, in nanoseconds.
-    slack: u64,
+    pub(super) value: Option<f64>,
+    /// Counter: how far off `at` may be, in nanoseconds. Gauge: how long its values were shown of late.
+    pub(super) slack: u64,
+    /// Gauge: the squares of change × time shown so far, in J².
+    pub(super) rough: f64,
 }
 
+/// The curve at one moment.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Point {
     pub(super) sum: f64,
     pub(super) covered: u64,
-    pub(super) fraction: f64,
-    pub(super) step: Option<Step>,
-}
-
-/// The covered step an edge falls into.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Step {
-    pub(super) from: Stamp,
-    /// Joules whose place inside the step is unknown.
-    loose: f64,
-    /// Joules per nanosecond of slack in the corners' stamps.
-    slack: f64,
-}
-
-impl Step {
-    pub(super) fn unsure(&self, fraction: f64) -> f64 {
-        2.0 * self.loose * fraction * (1.0 - fraction) + self.slack
-    }
 }
 
 #[derive(Debug, Clone)]
@@ -68,6 +53,9 @@ pub(super) struct Track {
     pub(super) nodes: VecDeque<Node>,
     last_poll: Option<Poll>,
     stalled: bool,
+    /// Gauge: when its value last changed, and how long the value before had stood.
+    changed: Stamp,
+    shown: u64,
     pub(super) anomalies: Anomalies,
 }
 
@@ -94,6 +82,8 @@ impl Track {
             nodes: VecDeque::new(),
             last_poll: None,
             stalled: false,
+            changed: Stamp::default(),
+            shown: 0,
             anomalies: Anomalies::default(),
         }
     }
@@ -124,14 +114,24 @@ impl Track {
 
     /// A gauge holds its value until the next reading.
     fn hold(&mut self, at: Stamp, value: Option<f64>) {
-        let (sum, covered) = match self.nodes.back() {
-            Some(last) => {
-                let t = Self::held(last, at);
-                (last.sum + last.value.unwrap_or(0.0) * t as f64 * 1e-9, last.covered + t)
-            }
-            None => (0.0, 0),
+        let Some(last) = self.nodes.back().copied() else {
+            self.nodes.push_back(Node { at, sum: 0.0, covered: 0, value, slack: 0, rough: 0.0 });
+            self.changed = at;
+            return;
         };
-        self.nodes.push_back(Node { at, sum, covered, value, slack: 0 });
+        let held = Self::held(&last, at);
+        let sum = last.sum + last.value.unwrap_or(0.0) * held as f64 * 1e-9;
+        let (mut slack, mut rough) = (last.slack, last.rough);
+        if value != last.value {
+            let shown = (at.nanos() - self.changed.nanos()).min(LONGEST_HOLD_NS);
+            // A value that stood still by chance was not refreshed less often: the shorter of the last two.
+            slack = if self.shown == 0 { shown } else { shown.min(self.shown) };
+            (self.changed, self.shown) = (at, shown);
+            if let Some((new, old)) = value.zip(last.value) {
+                rough += ((new - old) * slack as f64 * 1e-9).powi(2);
+            }
+        }
+        self.nodes.push_back(Node { at, sum, covered: last.covered + held, value, slack, rough });
     }
 
     /// For how many nanoseconds before `until` the value of `node` stands.
@@ -159,7 +159,9 @@ impl Track {
             self.anomalies.resets += 1;
             // What was counted since the last corner is lost: close the curve there, go on from here.
             let (sum, covered) = self.nodes.back().map_or((0.0, 0), |n| (n.sum, n.covered));
-            self.nodes.push_back(Node { at, sum, covered, value: None, slack: 0 });
+            // What it shows is as old as its refresh.
+            let slack = (at.nanos() - last.at.nanos()).min((LONGEST_REFRESH_S * 1e9) as u64);
+            self.nodes.push_back(Node { at, sum, covered, value: None, slack, rough: 0.0 });
             self.last_poll = Some(Poll { at, raw, changed: false });
             return;
         }
@@ -175,19 +177,37 @@ impl Track {
             self.last_poll = Some(Poll { at, raw, changed: false });
             return;
         }
-        // A counter that changed at the poll before too is refreshed faster than we poll: the value is as of now.
-        let (corner, slack) =
-            if last.changed { (at, 0) } else { (last.at.midpoint(at), (at.nanos() - last.at.nanos()) / 2) };
+        // A counter that changed at the poll before too is refreshed faster than we poll: the value is as of now, or at most one
+        // poll old.
+        // After a gap in the polls, the refresh seen is as old as a refresh is long, not as the gap.
+        let since = self.refresh_nanos().map_or(last.at, |refresh| last.at.max(at.minus_nanos(refresh)));
+        let corner = if last.changed { at } else { since.midpoint(at) };
+        let slack = (at.nanos() - since.nanos()) / 2;
         match self.nodes.back() {
             Some(n) => {
                 let (sum, covered) = (n.sum + delta, n.covered + (corner.nanos() - n.at.nanos()));
-                self.nodes.push_back(Node { at: corner, sum, covered, value: None, slack });
+                self.nodes.push_back(Node { at: corner, sum, covered, value: None, slack, rough: 0.0 });
             }
             // The first change: what was counted before it fell at an unknown time.
-            None => self.nodes.push_back(Node { at: corner, sum: 0.0, covered: 0, value: None, slack }),
+            None => self.nodes.push_back(Node {
+                at: corner,
+                sum: 0.0,
+                covered: 0,
+                value: None,
+                slack,
+                rough: 0.0,
+            }),
         }
         self.stalled = false;
         self.last_poll = Some(Poll { at, raw, changed: true });
+    }
+
+    /// How long a refresh lately took: the longer of the last two steps, because one late poll makes one step short.
+    fn refresh_nanos(&self) -> Option<u64> {
+        let n = self.nodes.len();
+        let step =
+            |from: usize| Some(self.nodes.get(from + 1)?.at.nanos() - self.nodes.get(from)?.at.nanos());
+        Some(step(n.checked_sub(3)?)?.max(step(n - 2)?))
     }
 
     /// The curve at `t`; flat before the first corner and after the last, except that a gauge's last value holds on.
@@ -195,38 +215,20 @@ impl Track {
         let after = self.nodes.partition_point(|n| n.at <= t);
         let Some(last) = after.checked_sub(1).map(|i| self.nodes[i]) else {
             let first = self.nodes.front();
-            return Point {
-                sum: first.map_or(0.0, |n| n.sum),
-                covered: first.map_or(0, |n| n.covered),
-                fraction: 0.0,
-                step: None,
-            };
+            return Point { sum: first.map_or(0.0, |n| n.sum), covered: first.map_or(0, |n| n.covered) };
         };
-        let Some(next) = self.nodes.get(after) else {
-            let held = if self.counter { 0 } else { Self::held(&last, t) };
-            let sum = last.sum + last.value.unwrap_or(0.0) * held as f64 * 1e-9;
-            return Point { sum, covered: last.covered + held, fraction: 0.0, step: None };
-        };
-        let (gone, length) = (t.nanos() - last.at.nanos(), next.at.nanos() - last.at.nanos());
-        let fraction = gone as f64 / length as f64;
-        if self.counter {
-            if next.covered == last.covered {
-                return Point { sum: last.sum, covered: last.covered, fraction: 0.0, step: None };
-            }
-            let joules = next.sum - last.sum;
-            let slack = joules / length as f64 * last.slack.max(next.slack) as f64;
-            Point {
-                sum: last.sum + joules * fraction,
-                covered: last.covered + gone,
-                fraction,
-                step: Some(Step { from: last.at, loose: joules, slack }),
-            }
-        } else {
+        if !self.counter {
             let held = Self::held(&last, t);
             let sum = last.sum + last.value.unwrap_or(0.0) * held as f64 * 1e-9;
-            let change = next.value.zip(last.value).map_or(0.0, |(b, a)| (b - a).abs());
-            let step = Some(Step { from: last.at, loose: change * length as f64 * 1e-9, slack: 0.0 });
-            Point { sum, covered: last.covered + held, fraction, step }
+            return Point { sum, covered: last.covered + held };
+        }
+        match self.nodes.get(after) {
+            Some(next) if next.covered > last.covered => {
+                let (gone, length) = (t.nanos() - last.at.nanos(), next.at.nanos() - last.at.nanos());
+                let fraction = gone as f64 / length as f64;
+                Point { sum: last.sum + (next.sum - last.sum) * fraction, covered: last.covered + gone }
+            }
+            _ => Point { sum: last.sum, covered: last.covered },
         }
     }
 

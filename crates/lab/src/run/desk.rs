@@ -9,7 +9,7 @@ use serde_json::json;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::Duration;
-use wattle_core::attribute::{self, Ledger, Share};
+use wattle_core::attribute::{self, Doubt, Ledger, Share};
 use wattle_core::event::Event;
 use wattle_core::metrics::Accumulator;
 use wattle_core::record::{Item, Record, Score, Telemetry};
@@ -383,7 +383,13 @@ impl Books {
             self.timeline.energy_of(&panel.sensors, span)
         });
         let piece = self.timeline.energy_of(&panel.sensors, window);
-        ledger.add(window, &split, piece, self.timeline.gain_of(&panel.sensors, window));
+        let doubt = Doubt {
+            gain: self.timeline.gain_of(&panel.sensors, window),
+            start: self.timeline.open_at(&panel.sensors, window.start()),
+            end: self.timeline.open_at(&panel.sensors, window.end()),
+            within: self.timeline.open_within(&panel.sensors, window),
+        };
+        ledger.add(window, &split, piece, doubt);
         let (share, ledger, perimeter) = (split.shares[0], *ledger, panel.perimeter);
         let telemetry = self.telemetry(exchange, share);
         (share, telemetry, Some(ledger), share.map(|_| perimeter))
