@@ -284,7 +284,8 @@ mod tests {
         assert_eq!(energy.last(), Some(&last));
         for step in 1..(last as u64) {
             let seen = energy.iter().filter(|v| **v == step as f64).count();
-            assert!((1..=3).contains(&seen), "{step} seen {seen} times");
+            // The poll that saw it come and the last before it went; more only by heartbeat, and far from all ten.
+            assert!((2..10).contains(&seen), "{step} seen {seen} times");
         }
         assert_eq!(cost.lost, 0);
     }

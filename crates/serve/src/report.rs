@@ -178,11 +178,12 @@ fn scatter(summary: &Summary, queries: &Queries) -> String {
     let estimated = summary.metrics.get("energy_j").is_some_and(|m| m.method == "model");
     let mut out = format!(
         "<h2>Energy against latency</h2>\n<p class=\"soft\">One dot a query{}; <b style=\"color:var(--good)\">right</b>, \
-         <b style=\"color:var(--bad)\">wrong</b>, <b>not scored</b>.{}</p>\n\
+         <b style=\"color:var(--bad)\">wrong</b>{}.{}</p>\n\
          <svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"Energy of each query against its latency\">\
          <line class=\"axis\" x1=\"{LEFT}\" y1=\"{b}\" x2=\"{WIDTH}\" y2=\"{b}\"/>\
          <line class=\"axis\" x1=\"{LEFT}\" y1=\"10\" x2=\"{LEFT}\" y2=\"{b}\"/>",
         if queries.every > 1 { format!(" (one in {})", queries.every) } else { String::new() },
+        if queries.points.iter().any(|p| p.right.is_none()) { ", not scored" } else { "" },
         if estimated {
             " Energy is estimated; bands are the steps in which CPU time is counted."
         } else {

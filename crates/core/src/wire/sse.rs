@@ -93,6 +93,14 @@ mod tests {
     }
 
     #[test]
+    fn the_lf_of_a_crlf_ends_no_event() {
+        for ending in ["\n", "\r\n", "\r"] {
+            let text = format!("data: two{ending}data: lines{ending}{ending}");
+            assert_eq!(decode(&[text.as_bytes()]), ["two\nlines"], "{ending:?}");
+        }
+    }
+
+    #[test]
     fn a_gigantic_line_is_refused() {
         let mut decoder = Decoder::default();
         let mib = vec![b'x'; 1 << 20];

@@ -227,6 +227,12 @@ impl Desk {
         self.write_failures(observe)
     }
 
+    /// The user stopped it: what is finished still waits for the reading that ends its window.
+    pub(super) async fn interrupted(&mut self, observe: &mut Observer<'_>) -> Result<(), LabError> {
+        self.note(&Event::plain("interrupted"))?;
+        self.settle_all(observe).await
+    }
+
     /// Stops the meter and writes what is left, then the session's last lines.
     pub(super) fn close(mut self, alone: bool, observe: &mut Observer<'_>) -> Result<(), LabError> {
         let stopped = self.books.as_mut().is_none_or(|b| b.meter.stop());

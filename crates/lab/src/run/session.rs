@@ -47,13 +47,13 @@ impl Session<'_> {
             cause = self.stop.wait() => Ok(Some(cause)),
             result = self.work(&mut desk, dir, observe) => result.map(|()| None),
         };
-        if let Ok(Some(_)) = &result {
-            desk.note(&Event::plain("interrupted"))?;
-            // What is finished still waits for the reading that ends its window.
-            desk.settle_all(observe).await?;
-        }
+        // Trouble on the way out must not keep the books from being closed.
+        let result = match result {
+            Ok(Some(cause)) => desk.interrupted(observe).await.map(|()| Some(cause)),
+            other => other,
+        };
         if let Err(error) = self.client.close().await {
-            desk.note(&Event::Warning(Warning::Close { error: error.to_string() }))?;
+            let _ = desk.note(&Event::Warning(Warning::Close { error: error.to_string() }));
         }
         // Whatever happened, what had finished is saved.
         let closed = desk.close(self.client.place() == Place::Here, observe);
