@@ -23,6 +23,8 @@ pub enum DeviceKind {
     Ane,
     /// A whole machine (battery, wall meter, BMC).
     Machine,
+    /// A process with everything it started.
+    Process,
 }
 
 /// Which device: its kind, an identity that survives a reboot where the hardware has one, and a name for people.
@@ -80,8 +82,34 @@ pub enum Quantity {
     Utilisation,
     /// Memory-bandwidth utilisation, 0 to 1.
     MemoryUtilisation,
-    /// CPU seconds spent busy since boot, over all cores.
+    /// CPU seconds spent busy so far: of a machine or a core since boot, of a process tree since it began.
     CpuBusy,
+    /// CPU seconds in user mode.
+    CpuUser,
+    /// CPU seconds in user mode at low priority.
+    CpuNice,
+    /// CPU seconds in the kernel.
+    CpuSystem,
+    /// CPU seconds with nothing to do.
+    CpuIdle,
+    /// CPU seconds with nothing to do but wait for I/O.
+    CpuIowait,
+    /// CPU seconds in interrupts.
+    CpuIrq,
+    /// CPU seconds in soft interrupts.
+    CpuSoftirq,
+    /// CPU seconds that the hypervisor gave to others.
+    CpuSteal,
+    /// Clock of the compute units, in hertz.
+    Clock,
+    /// Clock of the memory, in hertz.
+    MemoryClock,
+    /// Power that the device may draw, in watts.
+    PowerLimit,
+    /// Why the clocks are held down: the bits of NVML's clock event reasons.
+    Throttle,
+    /// How late the sampler was, in seconds.
+    Lateness,
 }
 
 impl Quantity {
@@ -92,8 +120,19 @@ impl Quantity {
             Quantity::Power => "W",
             Quantity::Temperature => "°C",
             Quantity::MemoryUsed | Quantity::MemoryTotal => "B",
-            Quantity::Utilisation | Quantity::MemoryUtilisation => "1",
-            Quantity::CpuBusy => "s",
+            Quantity::Utilisation | Quantity::MemoryUtilisation | Quantity::Throttle => "1",
+            Quantity::PowerLimit => "W",
+            Quantity::Clock | Quantity::MemoryClock => "Hz",
+            Quantity::CpuBusy
+            | Quantity::CpuUser
+            | Quantity::CpuNice
+            | Quantity::CpuSystem
+            | Quantity::CpuIdle
+            | Quantity::CpuIowait
+            | Quantity::CpuIrq
+            | Quantity::CpuSoftirq
+            | Quantity::CpuSteal
+            | Quantity::Lateness => "s",
         }
     }
 }
@@ -156,6 +195,9 @@ pub struct Sensor {
     /// By how much one reading may be off because it moves in steps, in the unit of the quantity.
     #[serde(default)]
     pub quantum: f64,
+    /// Gauge: each value is the mean of so many seconds before it was read; 0 if it is of the moment.
+    #[serde(default)]
+    pub averaged_s: f64,
 }
 
 impl Sensor {
@@ -238,6 +280,7 @@ mod tests {
             kind: if quantity == Quantity::Energy { Kind::Counter { wrap: None } } else { Kind::Gauge },
             trust,
             quantum: 0.0,
+            averaged_s: 0.0,
         }
     }
 

@@ -89,6 +89,9 @@ pub struct SourceInfo {
     pub unavailable: Option<String>,
     /// What would make it readable.
     pub fix: Option<String>,
+    /// What else it says about itself: driver version, places of boards.
+    #[serde(default)]
+    pub facts: BTreeMap<String, String>,
 }
 
 /// `run.json`: written once, before the first request.
@@ -221,6 +224,7 @@ mod tests {
             kind: Kind::Gauge,
             trust: Trust::Measured { gain: 0.05 },
             quantum: 0.0,
+            averaged_s: 0.0,
         };
         let eight: Vec<Sensor> =
             (0..8).flat_map(|i| [board(i, Quantity::Power), board(i, Quantity::Temperature)]).collect();

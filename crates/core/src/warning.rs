@@ -155,7 +155,7 @@ impl fmt::Display for Warning {
                     DeviceKind::Gpu => "GPU",
                     DeviceKind::Cpu | DeviceKind::Dram => "CPU",
                     DeviceKind::Ane => "neural engine",
-                    DeviceKind::Machine => "machine",
+                    DeviceKind::Machine | DeviceKind::Process => "machine",
                 }
             ),
             Warning::Unscored => {

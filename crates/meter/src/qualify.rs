@@ -126,6 +126,7 @@ mod tests {
             kind,
             trust: Trust::Measured { gain: 0.0 },
             quantum: 0.0,
+            averaged_s: 0.0,
         }
     }
 

@@ -244,6 +244,7 @@ mod tests {
                 kind,
                 trust: Trust::Measured { gain: 0.0 },
                 quantum: 0.0,
+                averaged_s: 0.0,
             };
             let energy = sensor(Quantity::Energy, Kind::Counter { wrap: None });
             Self { sensors: vec![energy, sensor(Quantity::Temperature, Kind::Gauge)], polls: 0 }

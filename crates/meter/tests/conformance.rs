@@ -41,7 +41,7 @@ impl Machine {
         let mut sources = Vec::new();
         for driver in DRIVERS {
             let name = driver.about.name;
-            let settings = Settings { params: params(name), root: tree.root().to_owned() };
+            let settings = Settings { params: params(name), root: tree.root().to_owned(), recordings: None };
             match (driver.open)(&settings) {
                 Ok(source) => sources.push((name, source)),
                 Err(e) => {

@@ -18,6 +18,7 @@ fn table(quantity: Quantity, kind: Kind) -> Vec<Sensor> {
         kind,
         trust: Trust::Measured { gain: 0.0 },
         quantum: 0.0,
+        averaged_s: 0.0,
     }]
 }
 

@@ -87,6 +87,7 @@ impl Model {
             kind,
             trust: Trust::Measured { gain: self.stated },
             quantum: if quantity == Quantity::Energy { QUANTUM } else { 0.0 },
+            averaged_s: 0.0,
         }
     }
 

@@ -306,7 +306,8 @@ impl Desk {
             if result.is_ok() {
                 result = readings.push(reading);
             }
-            if sensors[usize::from(reading.sensor.0)].quantity == Quantity::CpuBusy
+            let sensor = &sensors[usize::from(reading.sensor.0)];
+            if (sensor.device.kind, sensor.quantity) == (DeviceKind::Machine, Quantity::CpuBusy)
                 && let Some(machine) = reading.value
             {
                 busy.truncate(1);

@@ -48,6 +48,7 @@ impl Metering {
             estimate: spec.energy == Energy::Auto,
             worker,
             lenient: false,
+            recordings: None,
         })?;
         let sensors: Vec<Sensor> = opened.sources.iter().flat_map(|s| s.sensors().iter().cloned()).collect();
         let panel = Panel::choose(&sensors, worker);

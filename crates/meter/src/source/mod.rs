@@ -1,8 +1,10 @@
 //! Sources: one file each, and two adjacent lines here. Each compiles everywhere and says by itself why it cannot be read.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 use wattle_core::registry::{self, About, Params, Unknown};
-use wattle_core::sensor::{DeviceKind, Sensor};
+use wattle_core::sensor::{DeviceKind, Reading, Sensor};
 use wattle_core::summary::SourceInfo;
 
 mod model;
@@ -42,6 +44,19 @@ pub struct Settings {
     pub params: Params,
     /// Where sysfs and procfs are found: `/`, or a folder of pretended hardware.
     pub root: PathBuf,
+    /// Opens a recorded run, where the caller can.
+    pub recordings: Option<Recordings>,
+}
+
+/// Opens the readings of the run in a folder; this crate knows no run folders.
+pub type Recordings = fn(&Path) -> Result<Recording, String>;
+
+/// What sensors said before.
+pub struct Recording {
+    /// They.
+    pub sensors: Vec<Sensor>,
+    /// What they said, in order; ids are positions in `sensors`.
+    pub readings: Box<dyn Iterator<Item = Result<Reading, String>> + Send>,
 }
 
 impl Settings {
@@ -85,6 +100,16 @@ pub trait Source: Send {
     /// that is not due at this depth is left out. Must not allocate or block for long: it runs on the sampler's thread.
     fn read(&mut self, depth: Depth, put: &mut dyn FnMut(usize, Option<f64>));
 
+    /// How often it is worth reading, if that is less often than the sampler's own interval.
+    fn interval(&self) -> Option<Duration> {
+        None
+    }
+
+    /// What else is to be known about it: driver version, place of a board. Kept in `run.json`.
+    fn facts(&self) -> BTreeMap<String, String> {
+        BTreeMap::new()
+    }
+
     /// What is pretended about it, if anything: a stand-in library, another root.
     fn pretended(&self) -> Option<String> {
         None
@@ -106,6 +131,8 @@ pub struct Wanted {
     pub worker: Option<DeviceKind>,
     /// Whether a source that was asked for and is not there is listed rather than an error.
     pub lenient: bool,
+    /// Opens a recorded run, where the caller can.
+    pub recordings: Option<Recordings>,
 }
 
 /// The sources that could be opened, and what became of all of them.
@@ -172,10 +199,13 @@ pub fn open(wanted: &Wanted) -> Result<Opened, OpenError> {
         if !(named || wanted.names.is_empty() && by_default) {
             continue;
         }
-        let settings = Settings { params, root: wanted.root.clone().unwrap_or_else(|| "/".into()) };
+        let root = wanted.root.clone().unwrap_or_else(|| "/".into());
+        let settings = Settings { params, root, recordings: wanted.recordings };
+        let mut facts = BTreeMap::new();
         let (unavailable, fix) = match (driver.open)(&settings) {
             Ok(source) => {
                 opened.pretended.extend(source.pretended());
+                facts = source.facts();
                 opened.sources.push(source);
                 (None, None)
             }
@@ -184,7 +214,7 @@ pub fn open(wanted: &Wanted) -> Result<Opened, OpenError> {
             }
             Err(Unavailable { why, fix }) => (Some(why), Some(fix)),
         };
-        opened.tried.push(SourceInfo { name: driver.about.name.to_owned(), unavailable, fix });
+        opened.tried.push(SourceInfo { name: driver.about.name.to_owned(), unavailable, fix, facts });
     }
     if let Some(root) = wanted.root.as_ref().filter(|r| r.as_os_str() != "/") {
         opened.pretended.push(format!("sysfs and procfs below {}", root.display()));

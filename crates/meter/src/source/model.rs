@@ -71,6 +71,7 @@ impl Model {
             trust: Trust::Modelled { gain: GAIN },
             // CPU time is counted in ticks, on each CPU by itself.
             quantum: cpu.tick() * cpu.cpus as f64 * (full_watts - idle_watts),
+            averaged_s: 0.0,
         }];
         Ok(Self { cpu, idle_watts, full_watts, start: clock::now(), start_busy, sensors })
     }

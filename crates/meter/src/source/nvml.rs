@@ -139,6 +139,7 @@ impl Offer {
             trust: Trust::Measured { gain },
             // Energy comes in millijoules, power in milliwatts.
             quantum: 1e-3,
+            averaged_s: 0.0,
         }
     }
 }

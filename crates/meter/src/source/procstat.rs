@@ -36,6 +36,7 @@ impl ProcStat {
             kind,
             trust: Trust::Measured { gain: 0.0 },
             quantum: 0.0,
+            averaged_s: 0.0,
         };
         let mut sensors =
             vec![sensor(Quantity::CpuBusy, Kind::Counter { wrap: None }, "cpu_busy", "all CPUs")];
@@ -128,7 +129,7 @@ mod tests {
     use wattle_core::registry::Params;
 
     fn settings(root: &Path) -> Settings {
-        Settings { params: Params::new(), root: root.into() }
+        Settings { params: Params::new(), root: root.into(), recordings: None }
     }
 
     #[test]

@@ -108,6 +108,7 @@ impl Zone {
             trust: Trust::Measured { gain },
             // The hardware counts in steps of 15 to 61 µJ.
             quantum: 61e-6,
+            averaged_s: 0.0,
         }
     }
 }

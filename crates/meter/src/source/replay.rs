@@ -69,11 +69,12 @@ impl Replay {
             perimeter: match d.kind {
                 DeviceKind::Gpu | DeviceKind::Ane => Perimeter::Device,
                 DeviceKind::Cpu | DeviceKind::Dram => Perimeter::Host,
-                DeviceKind::Machine => Perimeter::Wall,
+                DeviceKind::Machine | DeviceKind::Process => Perimeter::Wall,
             },
             kind: Kind::Counter { wrap: None },
             trust: Trust::Measured { gain: 0.0 },
             quantum: 0.0,
+            averaged_s: 0.0,
         });
         Ok(Self { path: path.clone(), sensors: sensors.collect(), devices })
     }

@@ -138,6 +138,7 @@ pub(crate) fn sensors() -> Vec<Sensor> {
         kind: Kind::Counter { wrap: Some(2f64.powi(32)) },
         trust: Trust::Measured { gain: 0.05 },
         quantum: 0.0,
+        averaged_s: 0.0,
     };
     let power = sensor("made-up/gpu-0/power", "gpu-0", DeviceKind::Gpu, Quantity::Power);
     vec![
@@ -178,6 +179,7 @@ pub(crate) fn info() -> RunInfo {
             name: "made-up".into(),
             unavailable: Some("it is not there".into()),
             fix: Some("make it up".into()),
+            facts: BTreeMap::from([("driver".into(), "1.0".into())]),
         }],
         sensors: sensors(),
         panel: vec!["made-up/gpu-0/energy".into()],
