@@ -4,9 +4,12 @@
 //! in flight, to `prefill` before their first token and to `decode` after it; a piece with nobody in flight is idle. An answer that
 //! did not stream shows no first token: its energy is `shared` between phases that cannot be told apart.
 
+use crate::account::Account;
 use crate::estimate::{Estimate, Method};
 use crate::exchange::Exchange;
+use crate::sensor::SensorId;
 use crate::time::{Span, Stamp};
+use crate::timeline::Timeline;
 use crate::units::Joules;
 use serde::{Deserialize, Serialize};
 
@@ -100,88 +103,39 @@ pub fn split(
     Split { shares: shares.collect(), idle }
 }
 
-/// What is doubtful about the energy of one window of a chain ([`crate::Timeline`] knows): a chain has only two ends, however many
-/// windows it was measured in.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Doubt {
-    /// From the sensors' gain errors.
-    pub gain: Joules,
-    /// Open at its start.
-    pub start: Joules,
-    /// Open at its end.
-    pub end: Joules,
-    /// Open between.
-    pub within: Joules,
-}
-
 /// The running account of one session: what was measured, and how much of it nobody asked for. Kept with every record, so
 /// that a run that was killed still adds up.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Ledger {
-    /// From the first request sent to the end of this record's exchange.
+    /// From the first request sent to the end of this record's exchange, all sensors of the panel.
     #[serde(flatten)]
-    pub span: Span,
-    /// Energy of that span, all sensors of the panel.
-    pub measured: Joules,
-    /// Half-width of its 95 % interval.
-    pub bound: Joules,
-    /// The part of the bound that grows with the energy and does not average out.
-    pub gain: Joules,
-    /// What the start of the span leaves open.
-    #[serde(default)]
-    pub start: Option<Joules>,
-    /// What lies open between its ends, windows in quadrature.
-    #[serde(default)]
-    pub within: Joules,
+    pub account: Account,
     /// The part drawn with nobody in flight.
     pub idle: Joules,
     /// The part billed to exchanges.
     pub billed: Joules,
-    /// Part of the span that readings covered.
-    pub coverage: f64,
 }
 
 impl Ledger {
-    /// An empty account that starts at `start`.
+    /// An empty one that starts at `start`.
     pub fn open(start: Stamp) -> Self {
-        Self {
-            span: Span::new(start, start),
-            measured: Joules::ZERO,
-            bound: Joules::ZERO,
-            gain: Joules::ZERO,
-            start: None,
-            within: Joules::ZERO,
-            idle: Joules::ZERO,
-            billed: Joules::ZERO,
-            coverage: 0.0,
-        }
+        Self { account: Account::open(start), idle: Joules::ZERO, billed: Joules::ZERO }
     }
 
-    /// Adds a split whose window starts where the ledger's span ends. `piece` is the measured energy of that window.
-    pub fn add(&mut self, window: Span, split: &Split, piece: Option<Estimate<Joules>>, doubt: Doubt) {
-        let before = self.span.duration();
-        self.span = Span::new(self.span.start(), window.end());
+    /// Bills the energy since its end up to the end of `exchange`, seen by `sensors`.
+    pub fn bill(&mut self, exchange: &Exchange, timeline: &Timeline, sensors: &[SensorId]) -> Option<Share> {
+        let window = Span::new(self.account.span.end(), exchange.done);
+        let split = split(window, std::slice::from_ref(exchange), |span| timeline.energy_of(sensors, span));
+        self.account.extend(timeline, sensors, window.end());
         self.idle += split.idle;
         self.billed += split.shares.iter().flatten().map(Share::total).sum();
-        let covered =
-            before.get() * self.coverage + piece.map_or(0.0, |p| p.coverage()) * window.duration().get();
-        if self.span.duration().get() > 0.0 {
-            self.coverage = (covered / self.span.duration().get()).min(1.0);
-        }
-        if let Some(piece) = piece {
-            self.measured += piece.value();
-            self.gain += doubt.gain;
-            self.start.get_or_insert(doubt.start);
-            self.within = Joules(self.within.get().hypot(doubt.within.get()));
-            let ends = self.start.unwrap_or_default().get().hypot(doubt.end.get());
-            self.bound = self.gain + Joules(ends.hypot(self.within.get()));
-        }
+        split.shares[0]
     }
 
     /// What the shares and idle miss of the measured energy, relative to it: 0 to rounding.
     pub fn residual(&self) -> Option<f64> {
-        (self.measured.get() > 0.0)
-            .then(|| (self.billed + self.idle - self.measured).get() / self.measured.get())
+        let measured = self.account.measured;
+        (measured.get() > 0.0).then(|| (self.billed + self.idle - measured) / measured)
     }
 }
 

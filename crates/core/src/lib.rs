@@ -4,11 +4,13 @@
 //! [`Timeline`], [`Estimate`], [`Exchange`], [`Share`], [`Spec`], [`Event`], [`Record`]. ARCHITECTURE.md has the picture.
 #![forbid(unsafe_code)]
 
+pub mod account;
 pub mod attribute;
 pub mod estimate;
 pub mod event;
 pub mod exchange;
 pub mod metrics;
+pub mod qualify;
 pub mod record;
 pub mod registry;
 pub mod seen;

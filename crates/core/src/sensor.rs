@@ -113,6 +113,23 @@ pub enum Quantity {
 }
 
 impl Quantity {
+    /// Whether a person wants to see it by itself, unlike the many parts of CPU time.
+    pub const fn is_level(self) -> bool {
+        !matches!(
+            self,
+            Quantity::CpuBusy
+                | Quantity::CpuUser
+                | Quantity::CpuNice
+                | Quantity::CpuSystem
+                | Quantity::CpuIdle
+                | Quantity::CpuIowait
+                | Quantity::CpuIrq
+                | Quantity::CpuSoftirq
+                | Quantity::CpuSteal
+                | Quantity::Lateness
+        )
+    }
+
     /// The unit of a reading.
     pub const fn unit(self) -> &'static str {
         match self {
@@ -224,12 +241,14 @@ pub struct Panel {
 impl Panel {
     /// Chooses from a run's sensor table. A measurement is never mixed with a model, a device is never counted twice, and a
     /// measurement that leaves out the kind of device that does the work (`worker`) measures something else: then the model.
-    pub fn choose(table: &[Sensor], worker: Option<DeviceKind>) -> Option<Panel> {
+    /// The `doubted` are left out: counters that their own device's power contradicts.
+    pub fn choose(table: &[Sensor], worker: Option<DeviceKind>, doubted: &[SensorId]) -> Option<Panel> {
         let candidates = || {
             table
                 .iter()
                 .enumerate()
                 .filter_map(|(i, s)| Some((SensorId(u16::try_from(i).ok()?), s, s.energy_method()?)))
+                .filter(|(id, ..)| !doubted.contains(id))
         };
         let covers =
             |s: &Sensor| worker.is_none_or(|w| s.device.kind == w || s.device.kind == DeviceKind::Machine);
@@ -294,8 +313,10 @@ mod tests {
             sensor(DeviceKind::Gpu, "a", Quantity::Energy, Perimeter::Device, SURE),
             sensor(DeviceKind::Gpu, "b", Quantity::Power, Perimeter::Device, SURE),
         ];
-        let panel = Panel::choose(&table, None).unwrap();
+        let panel = Panel::choose(&table, None, &[]).unwrap();
         assert_eq!(panel, Panel { sensors: vec![SensorId(1), SensorId(2)], perimeter: Perimeter::Device });
+        let doubting = Panel::choose(&table, None, &[SensorId(1)]).unwrap();
+        assert_eq!(doubting.sensors, [SensorId(0), SensorId(2)]);
     }
 
     #[test]
@@ -304,7 +325,7 @@ mod tests {
             sensor(DeviceKind::Cpu, "cpu", Quantity::Energy, Perimeter::Host, GUESS),
             sensor(DeviceKind::Gpu, "a", Quantity::Energy, Perimeter::Device, SURE),
         ];
-        let panel = Panel::choose(&table, None).unwrap();
+        let panel = Panel::choose(&table, None, &[]).unwrap();
         assert_eq!(panel, Panel { sensors: vec![SensorId(1)], perimeter: Perimeter::Device });
     }
 
@@ -314,9 +335,9 @@ mod tests {
             sensor(DeviceKind::Gpu, "a", Quantity::Energy, Perimeter::Device, SURE),
             sensor(DeviceKind::Cpu, "cpu", Quantity::Energy, Perimeter::Host, GUESS),
         ];
-        let guess = Panel::choose(&table, Some(DeviceKind::Cpu)).unwrap();
+        let guess = Panel::choose(&table, Some(DeviceKind::Cpu), &[]).unwrap();
         assert_eq!(guess, Panel { sensors: vec![SensorId(1)], perimeter: Perimeter::Host });
-        let forced = Panel::choose(&table[..1], Some(DeviceKind::Cpu)).unwrap();
+        let forced = Panel::choose(&table[..1], Some(DeviceKind::Cpu), &[]).unwrap();
         assert_eq!(forced.sensors, vec![SensorId(0)]);
     }
 
@@ -326,13 +347,13 @@ mod tests {
             sensor(DeviceKind::Gpu, "a", Quantity::Energy, Perimeter::Device, SURE),
             sensor(DeviceKind::Machine, "bmc", Quantity::Power, Perimeter::Wall, SURE),
         ];
-        let panel = Panel::choose(&table, None).unwrap();
+        let panel = Panel::choose(&table, None, &[]).unwrap();
         assert_eq!(panel, Panel { sensors: vec![SensorId(1)], perimeter: Perimeter::Wall });
     }
 
     #[test]
     fn no_energy_sensor_no_panel() {
         let table = [sensor(DeviceKind::Cpu, "cpu", Quantity::CpuBusy, Perimeter::Host, SURE)];
-        assert_eq!(Panel::choose(&table, None), None);
+        assert_eq!(Panel::choose(&table, None, &[]), None);
     }
 }

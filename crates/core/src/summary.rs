@@ -1,6 +1,7 @@
 //! `summary.json` and `run.json`: what a finished run says about itself, and what it was.
 
 use crate::metrics::Metric;
+use crate::qualify::Qualification;
 use crate::sensor::{DeviceKind, Perimeter, Sensor};
 use crate::spec::Spec;
 use crate::time::Span;
@@ -125,6 +126,9 @@ pub struct RunInfo {
     pub sources: Vec<SourceInfo>,
     /// Sensors; `readings.parquet` has them by name.
     pub sensors: Vec<Sensor>,
+    /// What a first look at the sensors showed: how often they change, whether counter and power agree.
+    #[serde(default)]
+    pub qualification: Vec<Qualification>,
     /// Names of the sensors whose sum is the run's energy.
     pub panel: Vec<String>,
     /// What that sum covers.

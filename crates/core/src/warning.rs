@@ -35,6 +35,13 @@ pub enum Warning {
         /// What it did.
         what: String,
     },
+    /// A board's energy counter and its own power contradict each other, so power is integrated instead.
+    CounterDoubted {
+        /// The counter.
+        sensor: String,
+        /// Energy by the counter / integral of power.
+        ratio: f64,
+    },
     /// The sampler could not keep up.
     ReadingsLost {
         /// How many readings were dropped.
@@ -118,6 +125,10 @@ impl fmt::Display for Warning {
                 coverage * 100.0
             ),
             Warning::Sensor { sensor, what } => write!(f, "sensor {sensor}: {what}"),
+            Warning::CounterDoubted { sensor, ratio } => write!(
+                f,
+                "counter {sensor} shows {ratio:.2} times the energy of its own device's power and is not believed: power is integrated instead"
+            ),
             Warning::ReadingsLost { lost } => {
                 write!(f, "{lost} readings were lost because the run could not keep up; raise interval_ms")
             }

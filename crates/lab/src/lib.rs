@@ -1,8 +1,10 @@
 //! What is tried: prompts, load, scores. Prints nothing and serves nothing; the binary watches it through [`run::Observer`].
 
+mod books;
 pub mod client;
 pub mod dataset;
 mod error;
+mod metering;
 pub mod run;
 pub mod score;
 mod stop;

@@ -5,9 +5,8 @@
 
 pub mod clock;
 mod host;
-pub mod qualify;
 mod sampler;
 pub mod source;
 
 pub use host::host;
-pub use sampler::{Cost, Meter};
+pub use sampler::{Cost, Meter, Spread, Timing};

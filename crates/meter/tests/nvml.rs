@@ -61,7 +61,8 @@ impl Bench {
     }
 
     fn names(&self) -> Vec<&str> {
-        self.meter.sensors().iter().filter_map(|s| s.name.rsplit('/').next()).collect()
+        let theirs = self.meter.sensors().iter().filter(|s| s.source == "nvml");
+        theirs.filter_map(|s| s.name.rsplit('/').next()).collect()
     }
 
     fn sensor(&self, name: &str) -> SensorId {
@@ -155,7 +156,7 @@ fn a_board_without_counter_is_integrated() {
     let mut bench = Bench::start(r#"{"without": ["energy_counter"]}"#);
     assert!(!bench.names().contains(&"energy"));
     let power = bench.sensor("power_instant");
-    assert_eq!(Panel::choose(bench.meter.sensors(), None).unwrap().sensors, [power]);
+    assert_eq!(Panel::choose(bench.meter.sensors(), None, &[]).unwrap().sensors, [power]);
     let from = bench.sample_for(power, 300 * MS);
     let span = Span::new(from, from.plus_nanos(300 * MS));
     let energy = bench.energy(power, span);
@@ -236,7 +237,7 @@ fn two_boards_are_two_sensors() {
     let mut bench = Bench::start(
         r#"{"uuid": "GPU-a", "power": [[0, 100]]}, {"uuid": "GPU-b", "name": "Other", "power": [[0, 250]]}"#,
     );
-    let panel = Panel::choose(bench.meter.sensors(), None).unwrap();
+    let panel = Panel::choose(bench.meter.sensors(), None, &[]).unwrap();
     assert_eq!((panel.sensors.len(), panel.perimeter), (2, Perimeter::Device));
     let windows = bench.windows(&panel.sensors);
     for (board, id) in ["GPU-a", "GPU-b"].into_iter().enumerate() {

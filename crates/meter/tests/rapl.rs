@@ -45,7 +45,7 @@ fn packages_and_dram_of_every_socket_and_nothing_twice() {
     );
     let kinds: Vec<DeviceKind> = sensors.iter().map(|s| s.device.kind).collect();
     assert_eq!(kinds, [DeviceKind::Cpu, DeviceKind::Dram, DeviceKind::Cpu, DeviceKind::Dram]);
-    let panel = Panel::choose(sensors, None).unwrap();
+    let panel = Panel::choose(sensors, None, &[]).unwrap();
     assert_eq!((panel.sensors.len(), panel.perimeter), (4, Perimeter::Host));
     assert_eq!(opened.pretended.len(), 1, "another root is said");
 }

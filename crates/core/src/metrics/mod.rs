@@ -4,6 +4,7 @@ mod definition;
 
 pub use definition::{Definition, METRICS, Metric};
 
+use crate::account::Account;
 use crate::attribute::Ledger;
 use crate::estimate::{Estimate, Method};
 use crate::exchange::{Finish, Outcome};
@@ -161,10 +162,14 @@ impl Accumulator {
         self.spans.iter().map(|(session, span)| (*session, *span))
     }
 
+    fn accounts(&self) -> impl Iterator<Item = &Account> {
+        self.ledgers.values().map(|l| &l.account)
+    }
+
     /// Part of the measured span that readings covered; `None` without any energy.
     pub fn coverage(&self) -> Option<f64> {
-        let seconds: f64 = self.ledgers.values().map(|l| l.span.duration().get()).sum();
-        let covered: f64 = self.ledgers.values().map(|l| l.span.duration().get() * l.coverage).sum();
+        let seconds: f64 = self.accounts().map(|a| a.span.duration().get()).sum();
+        let covered: f64 = self.accounts().map(|a| a.span.duration().get() * a.coverage).sum();
         (seconds > 0.0).then(|| (covered / seconds).min(1.0))
     }
 
@@ -205,10 +210,9 @@ impl Accumulator {
     }
 
     fn energy(&self, out: &mut Out, around: &Surroundings) {
-        let ledgers = || self.ledgers.values();
-        let measured: Joules = ledgers().map(|l| l.measured).sum();
-        let bound: Joules = ledgers().map(|l| l.bound).sum();
-        let seconds = Seconds(ledgers().map(|l| l.span.duration().get()).sum());
+        let measured: Joules = self.accounts().map(|a| a.measured).sum();
+        let bound: Joules = self.accounts().map(|a| a.bound).sum();
+        let seconds = Seconds(self.accounts().map(|a| a.span.duration().get()).sum());
         let n = self.queries;
         let energy = (measured.get() > 0.0).then_some(measured);
         // Sensor error of the whole span; the spread between queries comes on top, independent of it.
@@ -223,7 +227,7 @@ impl Accumulator {
         out.direct("mean_power_w", power.map(Watts::get), sensor, n, method);
         self.idle(out, around, power, bound, method);
         out.put("energy_coverage", self.coverage(), None, None, n, method);
-        let accounted: Joules = ledgers().map(|l| l.billed + l.idle).sum();
+        let accounted: Joules = self.ledgers.values().map(|l| l.billed + l.idle).sum();
         out.put("attribution_residual", energy.map(|e| (accounted - e) / e), None, None, n, method);
 
         let known = self.by_query.samples();
@@ -279,7 +283,7 @@ impl Accumulator {
         let baseline = |(session, ledger): (&u32, &Ledger)| {
             // Seen in part, it would be the power of part of the machine.
             let power = around.idle_power.get(session).filter(|p| p.coverage() >= WHOLE)?;
-            let time = ledger.span.duration();
+            let time = ledger.account.span.duration();
             Some((time, power.value() * time, power.bound() * time))
         };
         let add =
@@ -293,7 +297,7 @@ impl Accumulator {
         let below = power.zip(idle).is_some_and(|(power, (idle, _))| idle <= power);
         let net = power.zip(sums).filter(|_| below).map(|(power, (time, joules, idle_bound))| {
             // Both come from the same sensors: their gain error is one, and is that of what is left.
-            let gain: Joules = self.ledgers.values().map(|l| l.gain).sum();
+            let gain: Joules = self.accounts().map(|a| a.gain).sum();
             let relative = gain / (power * time);
             let net = (power * time - joules).get();
             let edges = (bound - gain).get().hypot((idle_bound - joules * relative).get().max(0.0));

@@ -23,15 +23,15 @@ fn record(i: u64, energy: bool) -> Record {
         coverage: 1.0,
     };
     let ledger = Ledger {
-        span: Span::new(at(0), at(done)),
-        measured: Joules(10.0 * (i + 1) as f64),
-        bound: Joules(0.5 * (i + 1) as f64),
-        gain: Joules::ZERO,
-        start: None,
-        within: Joules::ZERO,
+        account: Account {
+            span: Span::new(at(0), at(done)),
+            measured: Joules(10.0 * (i + 1) as f64),
+            bound: Joules(0.5 * (i + 1) as f64),
+            coverage: 1.0,
+            ..Account::open(at(0))
+        },
         idle: Joules::ZERO,
         billed: Joules(10.0 * (i + 1) as f64),
-        coverage: 1.0,
     };
     Record {
         session: 0,
@@ -152,7 +152,7 @@ fn a_wide_sensor_bound_leaves_inverse_figures_open_above() {
     let mut all = Accumulator::default();
     let mut r = record(0, true);
     if let Some(ledger) = &mut r.ledger {
-        ledger.bound = Joules(12.0);
+        ledger.account.bound = Joules(12.0);
     }
     all.push(&r);
     all.push(&r);
@@ -191,7 +191,7 @@ fn what_was_seen_in_part_gives_no_power_and_no_query_figures() {
     let mut all = Accumulator::default();
     for i in 0..10 {
         let mut r = record(i, true);
-        r.ledger.as_mut().unwrap().coverage = 0.5;
+        r.ledger.as_mut().unwrap().account.coverage = 0.5;
         r.share.as_mut().unwrap().coverage = 0.5;
         all.push(&r);
     }

@@ -2,14 +2,13 @@
 //! score, attribute, save, teardown. Resuming is the same with the finished queries left out.
 
 mod desk;
-mod energy;
 mod session;
 
 use crate::client::{self, Client};
 use crate::dataset::{self, Census, Dataset};
+use crate::metering::Metering;
 use crate::score::{self, Scorer};
 use crate::{LabError, Stop, StopCause, summarize};
-use energy::Metering;
 use session::Session;
 use std::hash::{BuildHasher, Hasher};
 use std::path::{Path, PathBuf};
@@ -21,9 +20,6 @@ use wattle_core::spec::{Layer, Spec};
 use wattle_core::summary::{ModelInfo, RunInfo, SCHEMA_VERSION, Summary, hardware_label, slug};
 use wattle_meter::clock;
 use wattle_store::{Lock, RunDir};
-
-/// How often readings are collected and finished queries written.
-const PUMP: Duration = Duration::from_millis(20);
 
 /// What to run.
 #[derive(Debug, Clone)]
@@ -225,8 +221,16 @@ impl Order {
             } => ready?,
         };
         observe(Progress::Stage("opening sensors"));
-        let metering = Metering::open(&self.spec, client)?;
+        let mut metering = Metering::open(&self.spec, &client.place(), client.worker())?;
         self.check_unchanged(&model, &metering)?;
+        tokio::select! {
+            biased;
+            cause = stop.wait() => return Err(LabError::Stopped(cause)),
+            () = metering.qualify() => {}
+        }
+        if let Target::Existing { info, .. } = &self.target {
+            metering.keep_panel(&info.panel);
+        }
         let made;
         let Folder { dir, past, .. } = match &self.target {
             Target::Existing { folder, .. } => folder,
@@ -282,7 +286,6 @@ impl Order {
             RunDir::open(out.join(&name))?.remove()?;
         }
         let dir = RunDir::create(out, &name)?;
-        let panel = metering.panel();
         let info = RunInfo {
             schema_version: SCHEMA_VERSION,
             run_id,
@@ -296,12 +299,11 @@ impl Order {
             host,
             hardware_label: label,
             model: model.clone(),
-            sources: metering.tried().to_vec(),
+            sources: metering.tried.clone(),
             sensors: metering.sensors().to_vec(),
-            panel: panel.map_or_else(Vec::new, |p| {
-                p.sensors.iter().map(|s| metering.sensors()[usize::from(s.0)].name.clone()).collect()
-            }),
-            perimeter: panel.map(|p| p.perimeter),
+            qualification: metering.qualified.clone(),
+            panel: metering.panel_names(),
+            perimeter: metering.panel.as_ref().map(|p| p.perimeter),
         };
         if let Err(error) = dir.write_info(&info) {
             // A folder without `run.json` is no run; leave none behind.

@@ -1,9 +1,9 @@
 //! One uninterrupted stretch of a run: idle baseline, warm-up, queries. A resumed run has several.
 
 use super::desk::Desk;
-use super::energy::Metering;
 use super::{Observer, Order, Past, Progress, Target};
 use crate::client::{Client, Place};
+use crate::metering::Metering;
 use crate::{LabError, Stop, StopCause};
 use std::time::Duration;
 use wattle_core::Warning;

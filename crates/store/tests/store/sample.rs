@@ -3,9 +3,11 @@
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use tempfile::TempDir;
+use wattle_core::account::Account;
 use wattle_core::attribute::{Ledger, Share};
 use wattle_core::exchange::{Exchange, FailureClass, Finish, Outcome, TokensFrom, Usage};
 use wattle_core::metrics::{METRICS, Metric};
+use wattle_core::qualify::Qualification;
 use wattle_core::record::{Item, Record, Score, Telemetry};
 use wattle_core::sensor::{Device, DeviceKind, Kind, Perimeter, Quantity, Trust};
 use wattle_core::spec::Spec;
@@ -99,7 +101,14 @@ pub(crate) fn record(index: u64) -> Record {
             cpu_memory: Some(Level { mean: 3e9, median: 3e9, min: 2e9, max: 4e9 }),
         },
         score: Some(Score { value: 1.0, scorer: "exact".into() }),
-        ledger: Some(Ledger { start: Some(Joules(0.1)), ..Ledger::open(at(0)) }),
+        ledger: Some(Ledger {
+            account: Account {
+                start: Some(Joules(0.1)),
+                method: Some(Method::Counter),
+                ..Account::open(at(0))
+            },
+            ..Ledger::open(at(0))
+        }),
     }
 }
 
@@ -182,6 +191,13 @@ pub(crate) fn info() -> RunInfo {
             facts: BTreeMap::from([("driver".into(), "1.0".into())]),
         }],
         sensors: sensors(),
+        qualification: vec![Qualification {
+            sensor: "made-up/gpu-0/energy".into(),
+            failed: 1,
+            period_s: Some(0.1),
+            ratio: Some(0.97),
+            ratio_bound: Some(0.01),
+        }],
         panel: vec!["made-up/gpu-0/energy".into()],
         perimeter: Some(Perimeter::Device),
     }
@@ -292,6 +308,7 @@ pub(crate) fn warnings() -> Vec<Warning> {
         Warning::PretendedHardware { what: text() },
         Warning::Coverage { coverage: 0.5 },
         Warning::Sensor { sensor: text(), what: text() },
+        Warning::CounterDoubted { sensor: text(), ratio: 0.5 },
         Warning::ReadingsLost { lost: 1 },
         Warning::Incomplete { done: 1, of: 2 },
         Warning::Errors { failed: 1, of: 2, reason: text() },
@@ -312,6 +329,7 @@ pub(crate) fn warnings() -> Vec<Warning> {
             | Warning::PretendedHardware { .. }
             | Warning::Coverage { .. }
             | Warning::Sensor { .. }
+            | Warning::CounterDoubted { .. }
             | Warning::ReadingsLost { .. }
             | Warning::Incomplete { .. }
             | Warning::Errors { .. }

@@ -7,12 +7,12 @@ use serde_json::json;
 use std::process::ExitCode;
 use std::time::Duration;
 use wattle_core::Method;
-use wattle_core::sensor::{DeviceKind, Panel, Sensor};
+use wattle_core::qualify::{Qualification, Qualifier};
+use wattle_core::sensor::{DeviceKind, Panel, Sensor, SensorId};
 use wattle_core::summary::SourceInfo;
 use wattle_core::units::si;
-use wattle_meter::qualify::{Qualification, Qualifier};
 use wattle_meter::source::{self, Wanted};
-use wattle_meter::{Cost, Meter};
+use wattle_meter::{Cost, Meter, Timing, clock};
 
 /// What there is to say.
 struct Findings {
@@ -21,12 +21,16 @@ struct Findings {
     sensors: Vec<Sensor>,
     qualified: Vec<Qualification>,
     cost: Cost,
+    /// Not there if a read did not come back.
+    timing: Option<Timing>,
 }
 
 /// Examines the machine; exit code 0 if energy can be measured.
 pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode> {
     let findings = examine(args)?;
-    let panel = Panel::choose(&findings.sensors, None);
+    let doubted = (0u16..).zip(&findings.qualified).filter(|(_, q)| q.is_doubtful());
+    let doubted: Vec<SensorId> = doubted.map(|(id, _)| SensorId(id)).collect();
+    let panel = Panel::choose(&findings.sensors, None, &doubted);
     let chosen: Vec<&Sensor> = panel
         .iter()
         .flat_map(|p| &p.sensors)
@@ -46,6 +50,8 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode> {
                 "rounds": findings.cost.rounds,
                 "missed": findings.cost.missed,
                 "lost": findings.cost.lost,
+                "realtime": findings.cost.realtime,
+                "timing": findings.timing,
             },
             "pretended": findings.pretended,
         }))?;
@@ -80,7 +86,8 @@ fn examine(args: &DoctorArgs) -> Result<Findings> {
     let mut meter = Meter::start(opened.sources, Duration::from_millis(5))?;
     let sensors = meter.sensors().to_vec();
     let mut qualifier = Qualifier::new(&sensors);
-    while meter.cost().wall.get() < args.seconds {
+    let end = clock::now().plus_nanos((args.seconds * 1e9) as u64);
+    while clock::now() < end {
         std::thread::sleep(Duration::from_millis(50));
         meter.drain(|reading| qualifier.push(reading));
     }
@@ -91,6 +98,7 @@ fn examine(args: &DoctorArgs) -> Result<Findings> {
         pretended: opened.pretended,
         qualified: qualifier.finish(),
         cost: meter.cost(),
+        timing: meter.timing().cloned(),
         sensors,
     })
 }
@@ -105,10 +113,15 @@ fn table(findings: &Findings) -> String {
                 out +=
                     &tried.fix.as_ref().map_or_else(String::new, |f| format!("                 fix: {f}\n"));
             }
-            None => out += &format!("  yes  {name}\n"),
+            None => out += &format!("  yes  {name:9} {}\n", latency(findings, name)),
+        }
+        for (what, fact) in &tried.facts {
+            out += &format!("                 {what}: {fact}\n");
         }
         let theirs = findings.sensors.iter().zip(&findings.qualified).filter(|(s, _)| &s.source == name);
-        for (sensor, qualified) in theirs {
+        let shown = |s: &Sensor| s.energy_method().is_some() || s.quantity.is_level();
+        let (shown, others): (Vec<_>, Vec<_>) = theirs.partition(|(s, _)| shown(s));
+        for (sensor, qualified) in shown {
             out += &format!(
                 "                 {} [{}]{}\n",
                 sensor.name,
@@ -116,16 +129,37 @@ fn table(findings: &Findings) -> String {
                 remarks(qualified)
             );
         }
+        if !others.is_empty() {
+            out += &format!("                 and {} sensors of CPU time\n", others.len());
+        }
     }
     for what in &findings.pretended {
         out += &format!("\n  ! pretended hardware: {what}\n");
     }
+    out + &sampler(findings)
+}
+
+/// How long one read of a source takes.
+fn latency(findings: &Findings, source: &str) -> String {
+    let timing = findings.timing.iter().flat_map(|t| &t.reads);
+    let spread = timing.filter(|(name, _)| name == source).find_map(|(_, spread)| *spread);
+    spread
+        .map_or_else(String::new, |s| format!("a read takes {}, p99 {}", si(s.p50_s, "s"), si(s.p99_s, "s")))
+}
+
+/// What reading for a moment cost, and how well it kept time.
+fn sampler(findings: &Findings) -> String {
     let cost = &findings.cost;
-    out + &format!(
-        "\n  read every 5 ms for {}: {} of CPU a round, {} deadlines missed\n",
+    let Some(timing) = &findings.timing else {
+        return "\n  ! a read did not come back: a driver hangs; try each --source alone\n".into();
+    };
+    let late = timing.lateness.map_or_else(String::new, |l| format!(", {} late at p99", si(l.p99_s, "s")));
+    format!(
+        "\n  read every 5 ms for {}: {} of CPU a round{late}, {} deadlines missed{}\n",
         si(cost.wall.get(), "s"),
         si(cost.cpu.get() / cost.rounds.max(1) as f64, "s"),
-        cost.missed
+        cost.missed,
+        if cost.realtime { ", before ordinary threads" } else { "" },
     )
 }
 

@@ -3,10 +3,10 @@
 //! Neither is in any data sheet. Refresh periods run from 10 to 500 ms by card and driver, and there are boards whose counter and
 //! power differ by half. docs/method.md#qualification
 
-use serde::Serialize;
-use wattle_core::sensor::{Quantity, Reading, Sensor, SensorId};
-use wattle_core::time::{Span, Stamp};
-use wattle_core::timeline::Timeline;
+use crate::sensor::{Quantity, Reading, Sensor, SensorId};
+use crate::time::{Span, Stamp};
+use crate::timeline::Timeline;
+use serde::{Deserialize, Serialize};
 
 /// A counter further than this from the integral of its board's power is not believed.
 pub const TOLERANCE: f64 = 0.05;
@@ -14,7 +14,7 @@ pub const TOLERANCE: f64 = 0.05;
 const FEWEST_REFRESHES: usize = 5;
 
 /// What one sensor did.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Qualification {
     /// Its name.
     pub sensor: String,
@@ -24,12 +24,15 @@ pub struct Qualification {
     pub period_s: Option<f64>,
     /// Energy by the counter / integral of the same device's power; `None` without both.
     pub ratio: Option<f64>,
+    /// What the readings leave open about that ratio, at 95 %; the sensors' gain errors are not in it.
+    pub ratio_bound: Option<f64>,
 }
 
 impl Qualification {
-    /// Whether the counter and the power of its device contradict each other.
+    /// Whether the counter and the power of its device contradict each other, beyond what a short look leaves open.
     pub fn is_doubtful(&self) -> bool {
-        self.ratio.is_some_and(|r| (r - 1.0).abs() > TOLERANCE)
+        let bound = self.ratio_bound.unwrap_or(0.0);
+        self.ratio.is_some_and(|r| (r - 1.0).abs() > TOLERANCE + bound)
     }
 }
 
@@ -71,37 +74,58 @@ impl Qualifier {
         }
     }
 
+    /// Whether there is a counter beside a power gauge of the same device, so that a ratio can be told at all.
+    pub fn compares(&self) -> bool {
+        (0..self.sensors.len()).any(|i| self.power_beside(i).is_some())
+    }
+
+    /// Whether every energy counter has changed often enough.
+    pub fn is_sure(&self) -> bool {
+        let each = self.sensors.iter().zip(&self.tracks);
+        each.filter(|(s, _)| s.quantity == Quantity::Energy)
+            .all(|(_, track)| track.changes.len() > FEWEST_REFRESHES)
+    }
+
     /// What was learnt, one entry per sensor.
     pub fn finish(&self) -> Vec<Qualification> {
         let each = self.sensors.iter().zip(&self.tracks).enumerate();
-        each.map(|(i, (sensor, track))| Qualification {
-            sensor: sensor.name.clone(),
-            failed: track.failed,
-            period_s: median_gap(&track.changes),
-            ratio: self.ratio(i, sensor),
+        each.map(|(i, (sensor, track))| {
+            let ratio = self.ratio(i);
+            Qualification {
+                sensor: sensor.name.clone(),
+                failed: track.failed,
+                period_s: median_gap(&track.changes),
+                ratio: ratio.map(|(ratio, _)| ratio),
+                ratio_bound: ratio.map(|(_, bound)| bound),
+            }
         })
         .collect()
     }
 
-    /// Counter against power over the whole refreshes of the counter that were seen.
-    fn ratio(&self, at: usize, sensor: &Sensor) -> Option<f64> {
-        if sensor.quantity != Quantity::Energy {
-            return None;
-        }
-        let power =
-            self.sensors.iter().position(|s| s.quantity == Quantity::Power && s.device == sensor.device)?;
-        let changes = &self.tracks[at].changes;
+    /// The power gauge of the device whose energy this counts.
+    fn power_beside(&self, counter: usize) -> Option<usize> {
+        let sensor = self.sensors.get(counter).filter(|s| s.quantity == Quantity::Energy)?;
+        self.sensors.iter().position(|s| s.quantity == Quantity::Power && s.device == sensor.device)
+    }
+
+    /// Counter against power over the whole refreshes of the counter that were seen, and what is open about it.
+    fn ratio(&self, counter: usize) -> Option<(f64, f64)> {
+        let power = self.power_beside(counter)?;
+        let changes = &self.tracks[counter].changes;
         if changes.len() < FEWEST_REFRESHES {
             return None;
         }
         let id = |sensor: usize| u16::try_from(sensor).ok().map(SensorId);
-        let span = Span::new(*changes.first()?, self.timeline.known_until(id(at)?)?);
-        // Each over the time it covered.
-        let watts = |sensor: usize| {
+        let span = Span::new(*changes.first()?, self.timeline.known_until(id(counter)?)?);
+        // Each over the time it covered, with what is open relative to it.
+        let seen = |sensor: usize| {
             let energy = self.timeline.energy(id(sensor)?, span)?;
-            Some(energy.value().get() / energy.coverage())
+            let open = energy.bound() - self.timeline.gain_of(&[id(sensor)?], span);
+            Some((energy.value().get() / energy.coverage(), open / energy.value()))
         };
-        Some(watts(at)? / watts(power)?).filter(|r| r.is_finite())
+        let ((counted, open), (integrated, rough)) = (seen(counter)?, seen(power)?);
+        let ratio = counted / integrated;
+        Some((ratio, ratio * open.hypot(rough))).filter(|(r, bound)| r.is_finite() && bound.is_finite())
     }
 }
 
@@ -114,7 +138,7 @@ fn median_gap(changes: &[Stamp]) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wattle_core::sensor::{Device, DeviceKind, Kind, Perimeter, Trust};
+    use crate::sensor::{Device, DeviceKind, Kind, Perimeter, Trust};
 
     fn sensor(quantity: Quantity, kind: Kind) -> Sensor {
         Sensor {

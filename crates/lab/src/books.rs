@@ -1,0 +1,254 @@
+//! The books of one session: the log, and the readings on their way from the meter to the timeline and to disk.
+
+use crate::LabError;
+use crate::metering::Metering;
+use serde_json::json;
+use std::time::Duration;
+use wattle_core::event::Event;
+use wattle_core::sensor::{DeviceKind, Panel, Quantity, Reading, Sensor, SensorId};
+use wattle_core::timeline::{Anomalies, Timeline};
+use wattle_core::{Estimate, Seconds, Span, Stamp, Warning, Watts};
+use wattle_meter::{Meter, clock};
+use wattle_store::{LogWriter, ReadingsWriter, RunDir};
+
+/// How often readings are collected and finished work written.
+pub(crate) const PUMP: Duration = Duration::from_millis(20);
+/// A window waits at most this long for the reading that ends it; a sensor that is later has a gap there. Short enough that
+/// what has finished is on disk within a second.
+pub(crate) const PATIENCE_NS: u64 = 700_000_000;
+/// Readings reach the disk at least this often.
+const FLUSH_NS: u64 = 500_000_000;
+/// Below this, other processes are noise.
+const FOREIGN_CORES: f64 = 0.3;
+/// CPU times tick a hundred times a second: over less than this they tell nothing.
+const FOREIGN_SECONDS: f64 = 0.7;
+
+pub(crate) struct Books {
+    pub(crate) session: u32,
+    log: LogWriter,
+    metered: Option<Metered>,
+}
+
+/// What is only there when something is metered.
+pub(crate) struct Metered {
+    meter: Meter,
+    pub(crate) panel: Option<Panel>,
+    pub(crate) sensors: Vec<Sensor>,
+    pub(crate) timeline: Timeline,
+    readings: ReadingsWriter,
+    flushed: Stamp,
+    /// Readings on their way, empty in between.
+    drained: Vec<Reading>,
+    /// No window that will be asked for starts before this.
+    pub(crate) needed_from: Stamp,
+    /// The first and the last look at who is busy.
+    busy: Vec<Busy>,
+}
+
+/// CPU seconds of the machine and of this process at one moment.
+#[derive(Clone, Copy)]
+struct Busy {
+    at: Stamp,
+    machine: f64,
+    own: f64,
+}
+
+impl Books {
+    /// Opens the books of session number `session` of a run of `queries`.
+    pub(crate) fn open(
+        dir: &RunDir,
+        session: u32,
+        queries: u64,
+        metering: Metering,
+    ) -> Result<Self, LabError> {
+        let mut log = dir.log()?;
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        log.append(clock::wall(), &Event::Session { session, anchor: clock::anchor(), version, queries })?;
+        for warning in &metering.warnings {
+            log.append(clock::wall(), &Event::Warning(warning.clone()))?;
+        }
+        let Metering { meter, panel, early, .. } = metering;
+        let metered = match meter {
+            None => None,
+            Some(meter) => {
+                let sensors = meter.sensors().to_vec();
+                let mut metered = Metered {
+                    readings: dir.readings(session, &sensors)?,
+                    timeline: Timeline::new(&sensors),
+                    sensors,
+                    panel,
+                    flushed: clock::now(),
+                    needed_from: clock::now(),
+                    drained: Vec::new(),
+                    busy: Vec::new(),
+                    meter,
+                };
+                early.iter().try_for_each(|reading| metered.take(reading))?;
+                Some(metered)
+            }
+        };
+        Ok(Self { session, log, metered })
+    }
+
+    /// What is metered, if anything is.
+    pub(crate) fn metered(&mut self) -> Option<&mut Metered> {
+        self.metered.as_mut()
+    }
+
+    /// Whether there will be energy figures.
+    pub(crate) fn has_energy(&self) -> bool {
+        self.metered.as_ref().is_some_and(|m| m.panel.is_some())
+    }
+
+    pub(crate) fn note(&mut self, event: &Event) -> Result<(), LabError> {
+        Ok(self.log.append(clock::wall(), event)?)
+    }
+
+    /// Moves readings from the meter to the timeline and to disk.
+    pub(crate) fn collect(&mut self) -> Result<(), LabError> {
+        self.metered.as_mut().map_or(Ok(()), Metered::collect)
+    }
+
+    /// Whether energy figures up to `at` are final.
+    pub(crate) fn knows(&self, at: Stamp) -> bool {
+        let Some(metered) = &self.metered else { return true };
+        let known = |s: &SensorId| metered.timeline.known_until(*s).is_some_and(|k| k >= at);
+        metered.panel.as_ref().is_none_or(|p| p.sensors.iter().all(known))
+    }
+
+    /// Waits until energy figures up to `at` are final, or will not be.
+    pub(crate) async fn wait_until_known(&mut self, at: Stamp) -> Result<(), LabError> {
+        let patience = at.plus_nanos(PATIENCE_NS);
+        while !self.knows(at) && clock::now() < patience {
+            tokio::time::sleep(PUMP).await;
+            self.collect()?;
+        }
+        Ok(())
+    }
+
+    /// Measures the machine with nothing of ours at work. `alone`: nobody but this process is expected to do any.
+    pub(crate) async fn idle(&mut self, length: Duration, alone: bool) -> Result<(), LabError> {
+        let start = clock::now();
+        let end = start.plus_nanos(length.as_nanos() as u64);
+        while clock::now() < end {
+            tokio::time::sleep(PUMP.min(length)).await;
+            self.collect()?;
+        }
+        let span = Span::new(start, clock::now());
+        // The last reading of the window is one refresh away.
+        self.wait_until_known(span.end()).await?;
+        let Some(metered) = &self.metered else { return Ok(()) };
+        // Whoever is busy now is neither us nor a server that waits for us. Alone, the whole session is looked at instead.
+        let busy = metered.foreign_cores().filter(|c| !alone && *c > FOREIGN_CORES);
+        let energy = metered.panel.as_ref().and_then(|p| metered.timeline.energy_of(&p.sensors, span));
+        if let Some(cores) = busy {
+            self.note(&Event::Warning(Warning::BusyBaseline { cores }))?;
+        }
+        if let Some(energy) = energy {
+            let covered = span.duration() * energy.coverage();
+            let power: Estimate<Watts> = Estimate::new(
+                energy.value() / covered,
+                energy.bound() / covered,
+                energy.method(),
+                energy.coverage(),
+            );
+            let seconds = span.duration().get();
+            self.note(&Event::with("idle_baseline", json!({ "seconds": seconds, "power_w": power })))?;
+        }
+        Ok(())
+    }
+
+    /// Stops the meter and collects what is left of its readings; false if a read did not come back.
+    pub(crate) fn stop_meter(&mut self) -> Result<bool, LabError> {
+        let stopped = self.metered.as_mut().is_none_or(|m| m.meter.stop());
+        self.collect()?;
+        Ok(stopped)
+    }
+
+    /// Writes the session's last lines. `alone`: nobody but this process was expected to do any work.
+    pub(crate) fn close(mut self, stopped: bool, alone: bool) -> Result<(), LabError> {
+        let Some(metered) = self.metered.take() else { return Ok(()) };
+        let cost = metered.meter.cost();
+        let mut warnings = Vec::new();
+        if !stopped {
+            let what = "a read did not return in time, or a source broke".to_owned();
+            warnings.push(Warning::Sensor { sensor: "sampler".into(), what });
+        }
+        if cost.lost > 0 {
+            warnings.push(Warning::ReadingsLost { lost: cost.lost });
+        }
+        for (id, sensor) in (0u16..).zip(&metered.sensors) {
+            if let Some(what) = describe(&metered.timeline.anomalies(SensorId(id))) {
+                warnings.push(Warning::Sensor { sensor: sensor.name.clone(), what });
+            }
+        }
+        warnings.extend(
+            metered
+                .foreign_cores()
+                .filter(|c| alone && *c > FOREIGN_CORES)
+                .map(|cores| Warning::Contaminated { cores }),
+        );
+        let timing = metered.meter.timing().cloned();
+        metered.readings.close()?;
+        for warning in warnings {
+            self.note(&Event::Warning(warning))?;
+        }
+        let cost = json!({
+            "cpu_s": cost.cpu, "wall_s": cost.wall, "rounds": cost.rounds, "missed": cost.missed, "lost": cost.lost,
+            "realtime": cost.realtime, "timing": timing,
+        });
+        self.note(&Event::with("meter_cost", cost))
+    }
+}
+
+impl Metered {
+    fn collect(&mut self) -> Result<(), LabError> {
+        let mut drained = std::mem::take(&mut self.drained);
+        self.meter.drain(|reading| drained.push(*reading));
+        let taken = drained.iter().try_for_each(|reading| self.take(reading));
+        drained.clear();
+        self.drained = drained;
+        taken?;
+        let now = clock::now();
+        if now.since(self.flushed) >= Seconds(FLUSH_NS as f64 * 1e-9) {
+            self.readings.flush()?;
+            self.flushed = now;
+        }
+        self.timeline.forget_before(self.needed_from);
+        Ok(())
+    }
+
+    fn take(&mut self, reading: &Reading) -> Result<(), LabError> {
+        self.timeline.push(reading);
+        let sensor = &self.sensors[usize::from(reading.sensor.0)];
+        if (sensor.device.kind, sensor.quantity) == (DeviceKind::Machine, Quantity::CpuBusy)
+            && let Some(machine) = reading.value
+        {
+            self.busy.truncate(1);
+            self.busy.push(Busy { at: reading.at, machine, own: clock::process_cpu().get() });
+        }
+        Ok(self.readings.push(reading)?)
+    }
+
+    /// CPU cores that other processes used since the session began, idle baseline included.
+    fn foreign_cores(&self) -> Option<f64> {
+        let [first, .., last] = self.busy.as_slice() else { return None };
+        let seconds = last.at.since(first.at).get();
+        (seconds >= FOREIGN_SECONDS)
+            .then(|| (last.machine - first.machine - (last.own - first.own)) / seconds)
+    }
+}
+
+fn describe(a: &Anomalies) -> Option<String> {
+    // A wrap is followed correctly and is nobody's worry.
+    let kinds = [
+        (a.failed, "failed reads"),
+        (a.stalls, "times stuck for more than two seconds"),
+        (a.resets, "resets or impossible jumps (left out of the energy)"),
+        (a.nonsense, "readings that make no sense"),
+        (a.out_of_order, "readings out of order"),
+    ];
+    let seen: Vec<String> =
+        kinds.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+    (!seen.is_empty()).then(|| seen.join(", "))
+}

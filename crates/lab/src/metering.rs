@@ -1,0 +1,167 @@
+//! What a run's energy comes from: decided once, before anything is written, by the spec, the machine and where the work is done.
+
+use crate::LabError;
+use crate::client::Place;
+use std::path::PathBuf;
+use std::time::Duration;
+use wattle_core::qualify::{Qualification, Qualifier};
+use wattle_core::sensor::{DeviceKind, Panel, Reading, Sensor, SensorId};
+use wattle_core::spec::{Energy, Spec};
+use wattle_core::summary::SourceInfo;
+use wattle_core::{Method, Warning};
+use wattle_meter::source::{self, Wanted};
+use wattle_meter::{Meter, clock};
+
+/// How often sensors are looked at while they are qualified.
+const LOOK: Duration = Duration::from_millis(20);
+/// The slowest counters change every half second, and a ratio takes six changes.
+const LONGEST_LOOK_NS: u64 = 3_200_000_000;
+/// Where there is nothing to compare, only the period is of interest.
+const SHORT_LOOK_NS: u64 = 300_000_000;
+
+/// The running meter, or the reasons why there is none.
+pub(crate) struct Metering {
+    pub(crate) meter: Option<Meter>,
+    pub(crate) panel: Option<Panel>,
+    pub(crate) tried: Vec<SourceInfo>,
+    pub(crate) qualified: Vec<Qualification>,
+    pub(crate) warnings: Vec<Warning>,
+    /// What was read while the sensors were qualified.
+    pub(crate) early: Vec<Reading>,
+    worker: Option<DeviceKind>,
+}
+
+impl Metering {
+    /// Opens what `spec` asks for and starts reading. `worker` is the kind of device that does the work, where it is known.
+    pub(crate) fn open(spec: &Spec, place: &Place, worker: Option<DeviceKind>) -> Result<Self, LabError> {
+        let without = |why: String| Self {
+            meter: None,
+            panel: None,
+            tried: Vec::new(),
+            qualified: Vec::new(),
+            warnings: vec![Warning::NoEnergy { why }],
+            early: Vec::new(),
+            worker: None,
+        };
+        match (spec.energy, place) {
+            (Energy::None, _) => return Ok(without("--energy none was asked for".into())),
+            (mode, Place::Elsewhere { host }) => {
+                let why = format!("the model runs on {host}, and this machine's joules are not its joules");
+                return match mode {
+                    Energy::Measured => Err(LabError::NotMeasurable { why }),
+                    _ => Ok(without(why)),
+                };
+            }
+            _ => {}
+        }
+        // Sensors that the user names are the user's choice.
+        let chosen_for = worker.filter(|_| spec.source.is_empty());
+        let opened = source::open(&Wanted {
+            names: spec.source.clone(),
+            params: spec.source_param.clone(),
+            root: spec.root.as_ref().map(PathBuf::from),
+            estimate: spec.energy == Energy::Auto,
+            worker: chosen_for,
+            lenient: false,
+            recordings: None,
+        })?;
+        let sensors: Vec<Sensor> = opened.sources.iter().flat_map(|s| s.sensors().iter().cloned()).collect();
+        let panel = Panel::choose(&sensors, chosen_for, &[]);
+        let measures = |kind: DeviceKind| {
+            let chosen = panel.iter().flat_map(|p| &p.sensors).map(|s| &sensors[usize::from(s.0)]);
+            chosen.map(|s| s.device.kind).any(|k| k == kind || k == DeviceKind::Machine)
+        };
+        let why = || {
+            let reasons =
+                opened.tried.iter().filter_map(|s| Some(format!("{}: {}", s.name, s.unavailable.as_ref()?)));
+            let reasons = reasons.collect::<Vec<_>>().join("; ");
+            match chosen_for {
+                Some(DeviceKind::Cpu) if !reasons.is_empty() => {
+                    format!("the model runs on the CPU; {reasons}")
+                }
+                _ if reasons.is_empty() => "none of the sources asked for measures energy".to_owned(),
+                _ => reasons,
+            }
+        };
+        let mut warnings: Vec<Warning> =
+            opened.pretended.iter().map(|what| Warning::PretendedHardware { what: what.clone() }).collect();
+        let modelled = panel.as_ref().is_some_and(|p| {
+            p.sensors.iter().any(|s| sensors[usize::from(s.0)].energy_method() == Some(Method::Model))
+        });
+        match (&panel, spec.energy) {
+            (None, Energy::Measured) => return Err(LabError::NotMeasurable { why: why() }),
+            (Some(_), Energy::Measured) if modelled || chosen_for.is_some_and(|w| !measures(w)) => {
+                return Err(LabError::NotMeasurable { why: why() });
+            }
+            (None, _) => warnings.push(Warning::NoEnergy { why: why() }),
+            (Some(_), _) if modelled => warnings.push(Warning::EnergyEstimated { why: why() }),
+            _ => {}
+        }
+        if let Some(worker) = worker.filter(|w| panel.is_some() && !measures(*w)) {
+            warnings.push(Warning::OtherDevice { worker });
+        }
+        let tried = opened.tried.clone();
+        let meter = Meter::start(opened.sources, Duration::from_secs_f64(spec.interval_ms * 1e-3))
+            .map_err(|error| LabError::System { what: "cannot start the sampler", error })?;
+        Ok(Self {
+            meter: Some(meter),
+            panel,
+            tried,
+            qualified: Vec::new(),
+            warnings,
+            early: Vec::new(),
+            worker: chosen_for,
+        })
+    }
+
+    /// Looks at the sensors until their periods are known, and no longer believes a counter that its own device's power
+    /// contradicts: then power is integrated. docs/method.md#qualification
+    pub(crate) async fn qualify(&mut self) {
+        let Some(meter) = &mut self.meter else { return };
+        let mut qualifier = Qualifier::new(meter.sensors());
+        let look = if qualifier.compares() { LONGEST_LOOK_NS } else { SHORT_LOOK_NS };
+        let limit = clock::now().plus_nanos(look);
+        while !qualifier.is_sure() && clock::now() < limit {
+            tokio::time::sleep(LOOK).await;
+            meter.drain(|reading| {
+                qualifier.push(reading);
+                self.early.push(*reading);
+            });
+        }
+        self.qualified = qualifier.finish();
+        let doubted: Vec<SensorId> = (0u16..)
+            .zip(&self.qualified)
+            .filter(|(_, q)| q.is_doubtful())
+            .map(|(id, _)| SensorId(id))
+            .collect();
+        for qualification in self.qualified.iter().filter(|q| q.is_doubtful()) {
+            self.warnings.push(Warning::CounterDoubted {
+                sensor: qualification.sensor.clone(),
+                ratio: qualification.ratio.unwrap_or(f64::NAN),
+            });
+        }
+        if !doubted.is_empty() {
+            self.panel = Panel::choose(meter.sensors(), self.worker, &doubted);
+        }
+    }
+
+    /// Sums the sensors of these names, as an earlier session did.
+    pub(crate) fn keep_panel(&mut self, names: &[String]) {
+        let sensors = self.meter.as_ref().map_or(&[][..], Meter::sensors);
+        let kept = (0u16..).zip(sensors).filter(|(_, s)| names.contains(&s.name));
+        let kept: Vec<SensorId> = kept.map(|(id, _)| SensorId(id)).collect();
+        if let Some(panel) = self.panel.as_mut().filter(|_| kept.len() == names.len()) {
+            panel.sensors = kept;
+        }
+    }
+
+    pub(crate) fn sensors(&self) -> &[Sensor] {
+        self.meter.as_ref().map_or(&[], Meter::sensors)
+    }
+
+    /// Names of the sensors whose sum is the energy.
+    pub(crate) fn panel_names(&self) -> Vec<String> {
+        let chosen = self.panel.iter().flat_map(|p| &p.sensors);
+        chosen.map(|s| self.sensors()[usize::from(s.0)].name.clone()).collect()
+    }
+}
