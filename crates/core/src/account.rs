@@ -97,11 +97,11 @@ impl Total {
     pub fn add(&mut self, account: &Account) {
         let length = account.span.duration();
         self.spans += 1;
-        self.length = self.length + length;
+        self.length += length;
         self.measured += account.measured;
         self.gain += account.gain;
         self.open = quadrature(self.open, account.bound - account.gain);
-        self.covered = self.covered + length * account.coverage;
+        self.covered += length * account.coverage;
         self.method = self.method.max(account.method);
     }
 

@@ -1,7 +1,8 @@
 //! One line of the run log. Progress, resume and the live view read only this.
 
+use crate::command::{Phase, Repetition};
 use crate::record::Record;
-use crate::time::{Anchor, Wall};
+use crate::time::{Anchor, Span, Stamp, Wall};
 use crate::warning::Warning;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -28,12 +29,39 @@ pub enum Event {
         name: String,
         /// How long it took, to the millisecond.
         seconds: f64,
+        /// When it was, where its energy is asked for.
+        #[serde(flatten)]
+        span: Option<Span>,
         /// Anything else worth keeping.
         #[serde(flatten)]
         extra: Map<String, Value>,
     },
     /// One query is done and everything about it is known.
     Record(Box<Record>),
+    /// A command is started.
+    Started {
+        /// In which session.
+        session: u32,
+        /// Position among its like, from 0.
+        index: u64,
+        /// Whether it only warms up.
+        warmup: bool,
+        /// Its process.
+        pid: u32,
+        /// When.
+        start_ns: Stamp,
+    },
+    /// The command has ended.
+    Repetition(Box<Repetition>),
+    /// A figure of the command's own.
+    Gauge {
+        /// Its name.
+        name: String,
+        /// What it is.
+        value: f64,
+        /// When it was said.
+        at_ns: Stamp,
+    },
     /// Something to know about the result.
     Warning(Warning),
     /// Anything else, the user's own lines included.
@@ -49,7 +77,13 @@ pub enum Event {
 impl Event {
     /// A phase that took `seconds`.
     pub fn phase(name: &str, seconds: f64) -> Self {
-        Event::Phase { name: name.into(), seconds: (seconds * 1e3).round() / 1e3, extra: Map::new() }
+        Event::Phase { name: name.into(), seconds: to_ms(seconds), span: None, extra: Map::new() }
+    }
+
+    /// A phase of a command.
+    pub fn of_command(phase: Phase) -> Self {
+        let Phase { name, span, extra } = phase;
+        Event::Phase { name, seconds: to_ms(span.duration().get()), span: Some(span), extra }
     }
 
     /// An event without details.
@@ -61,6 +95,10 @@ impl Event {
     pub fn with(event: &str, data: Value) -> Self {
         Event::Event { event: event.into(), data: Some(data) }
     }
+}
+
+fn to_ms(seconds: f64) -> f64 {
+    (seconds * 1e3).round() / 1e3
 }
 
 /// A line as it stands in the file: `ts` (UTC, milliseconds), `type`, and what the type brings.
@@ -77,5 +115,26 @@ impl Line {
     /// The line for an event written at `wall`.
     pub fn new(wall: Wall, event: Event) -> Self {
         Self { ts: wall.to_string(), event }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_phase_keeps_its_span_apart_from_what_the_program_said() {
+        let span = Span::new(Stamp::from_nanos(5), Stamp::from_nanos(7));
+        let extra = Map::from_iter([("tokens".to_owned(), Value::from(3))]);
+        let phase = Event::of_command(Phase { name: "prefill".into(), span, extra });
+        let text = serde_json::to_string(&phase).unwrap();
+        assert_eq!(
+            text,
+            r#"{"type":"phase","name":"prefill","seconds":0.0,"start_ns":5,"end_ns":7,"tokens":3}"#
+        );
+        assert_eq!(serde_json::from_str::<Event>(&text).unwrap(), phase);
+        let plain = Event::phase("warmup", 1.25);
+        let text = serde_json::to_string(&plain).unwrap();
+        assert_eq!(serde_json::from_str::<Event>(&text).unwrap(), plain);
     }
 }

@@ -6,6 +6,7 @@
 
 pub mod account;
 pub mod attribute;
+pub mod command;
 pub mod estimate;
 pub mod event;
 pub mod exchange;
@@ -19,6 +20,7 @@ pub mod shuffle;
 pub mod spec;
 pub mod stats;
 pub mod summary;
+pub mod survey;
 pub mod time;
 pub mod timeline;
 pub mod units;

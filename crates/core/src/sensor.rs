@@ -254,17 +254,8 @@ impl Panel {
             |s: &Sensor| worker.is_none_or(|w| s.device.kind == w || s.device.kind == DeviceKind::Machine);
         let modelled = candidates().any(|(_, _, m)| m == Method::Model);
         let measured = candidates().any(|(_, s, m)| m != Method::Model && (covers(s) || !modelled));
-        let mut best: Vec<(SensorId, &Sensor, Method)> = Vec::new();
-        for (id, sensor, method) in candidates().filter(|(_, _, m)| (*m != Method::Model) == measured) {
-            match best
-                .iter_mut()
-                .find(|(_, s, _)| s.device.kind == sensor.device.kind && s.device.id == sensor.device.id)
-            {
-                Some(slot) if method < slot.2 => *slot = (id, sensor, method),
-                Some(_) => {}
-                None => best.push((id, sensor, method)),
-            }
-        }
+        let chosen = candidates().filter(|(_, _, m)| (*m != Method::Model) == measured);
+        let mut best = best_of_each_device(chosen);
         // A wall meter already contains the devices inside the machine.
         let perimeter = best.iter().map(|(_, s, _)| s.perimeter).max()?;
         if perimeter >= Perimeter::Wall {
@@ -272,6 +263,37 @@ impl Panel {
         }
         Some(Panel { sensors: best.into_iter().map(|(id, _, _)| id).collect(), perimeter })
     }
+
+    /// One sensor for every device whose energy is known, in the panel or not, as the panel's are: measured or modelled.
+    pub fn devices(&self, table: &[Sensor]) -> Vec<SensorId> {
+        let method = |s: &SensorId| table.get(usize::from(s.0)).and_then(Sensor::energy_method);
+        let modelled = self.sensors.iter().any(|s| method(s) == Some(Method::Model));
+        let inside = |s: &Sensor| {
+            let theirs = self.sensors.iter().filter_map(|s| table.get(usize::from(s.0)));
+            theirs.filter(|t| t.device == s.device).count() > 0
+        };
+        let ids = (0u16..).map(SensorId).zip(table);
+        let known = ids.filter_map(|(id, s)| Some((id, s, s.energy_method()?)));
+        let alike = known.filter(|(_, _, m)| (*m == Method::Model) == modelled);
+        // The panel's own choice stands, for it may have doubted a better sensor.
+        let fit = alike.filter(|(id, s, _)| self.sensors.contains(id) || !inside(s));
+        best_of_each_device(fit).into_iter().map(|(id, _, _)| id).collect()
+    }
+}
+
+fn best_of_each_device<'a>(
+    sensors: impl Iterator<Item = (SensorId, &'a Sensor, Method)>,
+) -> Vec<(SensorId, &'a Sensor, Method)> {
+    let mut best: Vec<(SensorId, &Sensor, Method)> = Vec::new();
+    for (id, sensor, method) in sensors {
+        let same = |s: &Sensor| s.device.kind == sensor.device.kind && s.device.id == sensor.device.id;
+        match best.iter_mut().find(|(_, s, _)| same(s)) {
+            Some(slot) if method < slot.2 => *slot = (id, sensor, method),
+            Some(_) => {}
+            None => best.push((id, sensor, method)),
+        }
+    }
+    best
 }
 
 /// One raw number at one moment. `None` is a failed read: a gap, never a zero.
@@ -317,6 +339,7 @@ mod tests {
         assert_eq!(panel, Panel { sensors: vec![SensorId(1), SensorId(2)], perimeter: Perimeter::Device });
         let doubting = Panel::choose(&table, None, &[SensorId(1)]).unwrap();
         assert_eq!(doubting.sensors, [SensorId(0), SensorId(2)]);
+        assert_eq!((doubting.devices(&table), panel.devices(&table)), (doubting.sensors, panel.sensors));
     }
 
     #[test]
@@ -349,6 +372,7 @@ mod tests {
         ];
         let panel = Panel::choose(&table, None, &[]).unwrap();
         assert_eq!(panel, Panel { sensors: vec![SensorId(1)], perimeter: Perimeter::Wall });
+        assert_eq!(panel.devices(&table), [SensorId(0), SensorId(1)]);
     }
 
     #[test]

@@ -24,6 +24,10 @@ pub enum Energy {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Spec {
+    /// The command to run and measure (`wattle exec`); empty where a model is asked (`wattle run`).
+    pub command: Vec<String>,
+    /// How often the command is run.
+    pub repeat: u64,
     /// Which client asks: `embedded`, `openai` …
     pub client: String,
     /// Where the model server is, for clients that need one.
@@ -42,7 +46,7 @@ pub struct Spec {
     pub scorer: Option<String>,
     /// Requests in flight at once.
     pub concurrency: u32,
-    /// Extra requests before the measured ones; by default 3, and 5 above 10 B parameters.
+    /// Extra requests before the measured ones, by default 3, and 5 above 10 B parameters; extra runs of a command, by default none.
     pub warmup: Option<u32>,
     /// At most this many tokens of answer.
     pub max_tokens: u32,
@@ -71,6 +75,8 @@ pub struct Spec {
 impl Default for Spec {
     fn default() -> Self {
         Self {
+            command: Vec::new(),
+            repeat: 1,
             client: "embedded".into(),
             url: None,
             model: None,
@@ -216,6 +222,10 @@ impl Spec {
         match key {
             "concurrency" if self.concurrency != 1 => {
                 Err("only 1 request in flight is supported by this version".into())
+            }
+            "repeat" if self.repeat == 0 => Err("must be above 0".into()),
+            "command" if self.command.first().is_some_and(String::is_empty) => {
+                Err("must name a program".into())
             }
             "max_tokens" if self.max_tokens == 0 => Err("must be above 0".into()),
             "max_queries" if self.max_queries == Some(0) => Err("must be above 0".into()),

@@ -1,10 +1,13 @@
 //! `summary.json` and `run.json`: what a finished run says about itself, and what it was.
 
+use crate::command::{Gauge, Repetition};
+use crate::estimate::Estimate;
 use crate::metrics::Metric;
 use crate::qualify::Qualification;
-use crate::sensor::{DeviceKind, Perimeter, Sensor};
+use crate::sensor::{Device, DeviceKind, Perimeter, Sensor};
 use crate::spec::Spec;
 use crate::time::Span;
+use crate::units::Joules;
 use crate::warning::Warning;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -108,12 +111,15 @@ pub struct RunInfo {
     pub version: String,
     /// What was asked for.
     pub spec: Spec,
-    /// How many queries that is.
+    /// How many queries that is; 0 of a command.
     pub queries: u64,
     /// Name of the dataset, for people.
-    pub dataset_name: String,
+    pub dataset_name: Option<String>,
     /// SHA-256 over the exact prompts, in order.
-    pub dataset_sha256: String,
+    pub dataset_sha256: Option<String>,
+    /// Folder in which a command is run.
+    #[serde(default)]
+    pub working_dir: Option<String>,
     /// The scorer used, if any.
     pub scorer: Option<String>,
     /// The machine.
@@ -121,7 +127,7 @@ pub struct RunInfo {
     /// Its short name, as in the folder's.
     pub hardware_label: String,
     /// The model.
-    pub model: ModelInfo,
+    pub model: Option<ModelInfo>,
     /// Sources, read or not.
     pub sources: Vec<SourceInfo>,
     /// Sensors; `readings.parquet` has them by name.
@@ -142,18 +148,19 @@ pub struct Summary {
     pub schema_version: u32,
     /// Unique id of the run.
     pub run_id: String,
-    /// From the first request sent to the last one done, in the last session.
+    /// From the first request sent to the last one done, or from the first start of the command to its last end, in the last
+    /// session.
     pub span: Option<Span>,
     /// The same for every session, by number; their stamps compare only within one boot.
     pub sessions: BTreeMap<u32, Span>,
-    /// Whether every query was asked.
+    /// Whether every query was asked, or the command run as often as it should.
     pub complete: bool,
     /// Name of the model.
-    pub model: String,
+    pub model: Option<String>,
     /// Id of the dataset.
-    pub dataset: String,
+    pub dataset: Option<String>,
     /// Name of the dataset, for people.
-    pub dataset_name: String,
+    pub dataset_name: Option<String>,
     /// How answers were judged, if they were.
     pub scorer: Option<String>,
     /// Short name of the machine.
@@ -178,6 +185,90 @@ pub struct Summary {
     pub warnings: Vec<WarningText>,
     /// Every metric with its interval.
     pub metrics: BTreeMap<String, Metric>,
+    /// Energy of the measured spans by device.
+    #[serde(default)]
+    pub devices: Vec<DeviceEnergy>,
+    /// The same by perimeter, as far as sensors reach.
+    #[serde(default)]
+    pub perimeters: BTreeMap<Perimeter, Estimate<Joules>>,
+    /// What else was used meanwhile.
+    #[serde(default)]
+    pub resources: Resources,
+    /// Every run of the command, warm-up included.
+    #[serde(default)]
+    pub repetitions: Vec<RepetitionEnergy>,
+    /// Phases that the command marked, by name.
+    #[serde(default)]
+    pub phases: BTreeMap<String, PhaseEnergy>,
+    /// Figures that the command gave, by name.
+    #[serde(default)]
+    pub gauges: BTreeMap<String, Gauge>,
+}
+
+/// What one device drew.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DeviceEnergy {
+    /// Which.
+    #[serde(flatten)]
+    pub device: Device,
+    /// The sensor that says so.
+    pub sensor: String,
+    /// How much; `None` if it said nothing.
+    pub energy: Option<Estimate<Joules>>,
+}
+
+/// One run of the command, and what it drew.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RepetitionEnergy {
+    /// The run.
+    #[serde(flatten)]
+    pub repetition: Repetition,
+    /// Its energy, all devices of the perimeter.
+    pub energy: Option<Estimate<Joules>>,
+}
+
+/// All phases of one name.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PhaseEnergy {
+    /// How many there were.
+    pub count: u64,
+    /// How long they were together.
+    pub seconds: f64,
+    /// Their energy, all devices of the perimeter.
+    pub energy: Option<Estimate<Joules>>,
+}
+
+/// What was used while the measured work went on, in the words of the run monitor; to one decimal. With several boards, means and
+/// maxima are over boards.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Resources {
+    /// Most memory in use on any board, in MiB.
+    pub peak_vram_mb: Option<f64>,
+    /// Most memory that JAX says it held, in MiB, from the gauge `jax_peak_bytes`; absent unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jax_peak_bytes_mb: Option<f64>,
+    /// Compute utilisation, in per cent.
+    pub gpu_util_mean_pct: Option<f64>,
+    /// The highest seen.
+    pub gpu_util_max_pct: Option<f64>,
+    /// Memory utilisation, in per cent; absent where unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mem_util_mean_pct: Option<f64>,
+    /// The highest seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mem_util_max_pct: Option<f64>,
+    /// Power of a board, in watts.
+    pub power_watts_mean: Option<f64>,
+    /// The highest seen.
+    pub power_watts_max: Option<f64>,
+    /// CPU time in user mode, of all CPUs, in per cent.
+    pub cpu_usr_mean_pct: Option<f64>,
+    /// CPU time with nothing to do, of all CPUs, in per cent.
+    pub cpu_idle_mean_pct: Option<f64>,
+    /// CPU seconds of the command and everything it started.
+    pub tree_cpu_s: Option<f64>,
+    /// Most memory that these held together, in MiB; pages they share count in each.
+    pub tree_peak_rss_mb: Option<f64>,
 }
 
 /// A warning with its text, so that a reader needs no table of them.
@@ -194,6 +285,27 @@ impl From<Warning> for WarningText {
     fn from(warning: Warning) -> Self {
         let text = warning.to_string();
         Self { warning, text }
+    }
+}
+
+impl Resources {
+    /// The same with every figure changed by `f`.
+    pub fn map(self, f: impl Fn(f64) -> f64) -> Self {
+        let f = |x: Option<f64>| x.map(&f);
+        Self {
+            peak_vram_mb: f(self.peak_vram_mb),
+            jax_peak_bytes_mb: f(self.jax_peak_bytes_mb),
+            gpu_util_mean_pct: f(self.gpu_util_mean_pct),
+            gpu_util_max_pct: f(self.gpu_util_max_pct),
+            mem_util_mean_pct: f(self.mem_util_mean_pct),
+            mem_util_max_pct: f(self.mem_util_max_pct),
+            power_watts_mean: f(self.power_watts_mean),
+            power_watts_max: f(self.power_watts_max),
+            cpu_usr_mean_pct: f(self.cpu_usr_mean_pct),
+            cpu_idle_mean_pct: f(self.cpu_idle_mean_pct),
+            tree_cpu_s: f(self.tree_cpu_s),
+            tree_peak_rss_mb: f(self.tree_peak_rss_mb),
+        }
     }
 }
 

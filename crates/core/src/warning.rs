@@ -96,6 +96,41 @@ pub enum Warning {
         /// What does the work.
         worker: DeviceKind,
     },
+    /// Hardware held a device's clocks down.
+    Throttled {
+        /// The device.
+        device: String,
+        /// Part of the time, 0 to 1.
+        fraction: f64,
+    },
+    /// Lines that the command wrote for us make no sense.
+    Notes {
+        /// How many.
+        skipped: u64,
+        /// What is wrong with the first.
+        why: String,
+    },
+    /// The command was not run as often as it should.
+    Repeats {
+        /// How often it was.
+        done: u64,
+        /// Of how many times.
+        of: u64,
+    },
+    /// The command did not end well.
+    Failed {
+        /// How many runs of it.
+        failed: u64,
+        /// Of how many.
+        of: u64,
+    },
+    /// The command left processes running.
+    LeftBehind,
+    /// wattle was killed while the command ran.
+    Unwatched {
+        /// The command's process.
+        pid: u32,
+    },
     /// The client did not close cleanly.
     Close {
         /// What it said.
@@ -168,6 +203,25 @@ impl fmt::Display for Warning {
                     DeviceKind::Ane => "neural engine",
                     DeviceKind::Machine | DeviceKind::Process => "machine",
                 }
+            ),
+            Warning::Throttled { device, fraction } => write!(
+                f,
+                "{device} was slowed down by heat or its power supply for {:.0} % of the time; cool it, or wait between runs",
+                fraction * 100.0
+            ),
+            Warning::Notes { skipped, why } => {
+                write!(f, "{skipped} lines in WATTLE_LOG make no sense, the first: {why}")
+            }
+            Warning::Repeats { done, of } => {
+                write!(f, "the command was run {done} of {of} times; go on with \"wattle exec --resume\"")
+            }
+            Warning::Failed { failed, of } => write!(f, "the command failed in {failed} of {of} runs"),
+            Warning::LeftBehind => {
+                write!(f, "the command left processes running; what they draw after its end is in no figure")
+            }
+            Warning::Unwatched { pid } => write!(
+                f,
+                "wattle was killed while the command ran (process {pid}, which was left alone); that run is not in the figures"
             ),
             Warning::Unscored => {
                 write!(f, "no expected answers, so no accuracy; name them with --dataset-param answer=COLUMN")

@@ -43,7 +43,7 @@ pub enum LabError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The user stopped it before there was anything to save.
-    #[error("stopped before the first query; nothing was written")]
+    #[error("stopped before anything was measured")]
     Stopped(StopCause),
     /// Too many requests failed in a row.
     #[error("{failed} requests in a row failed, the last with: {error}; when that is mended, go on with \"wattle run --resume {}\"", .run.display())]
@@ -66,6 +66,22 @@ pub enum LabError {
         then: String,
         /// As it is now.
         now: String,
+    },
+    /// There is no such program.
+    #[error("{}", if *.found { format!("{name} is not a program that may be run; see its permissions") } else { format!("{name}: no such program; check the name, or give its path") })]
+    NoProgram {
+        /// As it was called.
+        name: String,
+        /// Whether there is a file of that name.
+        found: bool,
+    },
+    /// The program was not started.
+    #[error("cannot start {name}: {error}")]
+    NotStarted {
+        /// As it was called.
+        name: String,
+        /// What the system said.
+        error: std::io::Error,
     },
     /// The system refused something basic (a thread, the runtime).
     #[error("{what}: {error}")]

@@ -4,6 +4,8 @@ mod books;
 pub mod client;
 pub mod dataset;
 mod error;
+pub mod exec;
+mod folder;
 mod metering;
 pub mod run;
 pub mod score;
@@ -11,5 +13,6 @@ mod stop;
 mod summarize;
 
 pub use error::LabError;
+pub use folder::Destination;
 pub use stop::{Stop, StopCause};
 pub use summarize::summarize;

@@ -27,7 +27,7 @@ pub enum StoreError {
         source: io::Error,
     },
     /// It has no `run.json`.
-    #[error("not a run folder: no run.json in {}; give the folder that \"wattle run\" printed", path.display())]
+    #[error("not a run folder: no run.json in {}; give the folder that \"wattle run\" or \"wattle exec\" printed", path.display())]
     NotARun {
         /// The folder.
         path: PathBuf,

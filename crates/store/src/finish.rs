@@ -37,16 +37,11 @@ pub(crate) fn finish(run: &Path, info: &RunInfo, mut records: Records) -> Result
     for name in [RUN, SUMMARY, REQUESTS, READINGS, HF] {
         file::remove(&file::temporary(&run.join(name)))?;
     }
-    let mut requests = RequestsWriter::create(run, info)?;
-    let mut hf = HfWriter::create(run, info)?;
-    let (mut batch, mut rows) = (Vec::new(), 0);
-    while next_batch(&mut records, &mut batch)? {
-        requests.write(&batch)?;
-        hf.write(&batch)?;
-        rows += batch.len() as u64;
-    }
-    requests.commit()?;
-    hf.commit()?;
+    // A command has no requests.
+    let rows: u64 = match &info.model {
+        Some(model) => tables_of(run, info, &model.name, &mut records)?,
+        None => 0,
+    };
     let merged = readings::merge(run, info)?;
     Ok(Finished {
         records: rows,
@@ -56,6 +51,21 @@ pub(crate) fn finish(run: &Path, info: &RunInfo, mut records: Records) -> Result
         readings: merged.rows,
         torn_streams: merged.torn,
     })
+}
+
+/// Makes the tables of requests and says how many rows they have.
+fn tables_of(run: &Path, info: &RunInfo, model: &str, records: &mut Records) -> Result<u64> {
+    let mut requests = RequestsWriter::create(run, info)?;
+    let mut hf = HfWriter::create(run, info, model)?;
+    let (mut batch, mut rows) = (Vec::new(), 0);
+    while next_batch(records, &mut batch)? {
+        requests.write(&batch)?;
+        hf.write(&batch)?;
+        rows += batch.len() as u64;
+    }
+    requests.commit()?;
+    hf.commit()?;
+    Ok(rows)
 }
 
 /// Fills `batch` with the next records; false at the end.

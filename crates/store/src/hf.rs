@@ -27,7 +27,7 @@ const GB: f64 = 1e-9;
 const PERCENT: f64 = 100.0;
 const MS: f64 = 1e3;
 
-fn columns(info: &RunInfo) -> Vec<Column> {
+fn columns(info: &RunInfo, model: &str) -> Vec<Column> {
     let scored = info.scorer.is_some();
     vec![
         text("problem", |r| Some(&r.item.prompt)),
@@ -35,8 +35,8 @@ fn columns(info: &RunInfo) -> Vec<Column> {
         // JSON text: a dataset has one type per field for all rows, and other people's columns do not keep to that.
         made_text("dataset_metadata", |r| Some(metadata_json(r))),
         text("subject", |r| r.item.subject.as_deref()),
-        group("model_answers", vec![text(&info.model.name, answer)]),
-        group("model_metrics", vec![group(&info.model.name, model_metrics(info, scored))]),
+        group("model_answers", vec![text(model, answer)]),
+        group("model_metrics", vec![group(model, model_metrics(info, scored))]),
         group(
             "wattle_metrics",
             vec![
@@ -210,9 +210,9 @@ pub(crate) struct HfWriter {
 }
 
 impl HfWriter {
-    pub(crate) fn create(run: &Path, info: &RunInfo) -> Result<Self> {
+    pub(crate) fn create(run: &Path, info: &RunInfo, model: &str) -> Result<Self> {
         let path = run.join(HF);
-        let columns = columns(info);
+        let columns = columns(info, model);
         let schema = column::schema(&columns);
         let open = || {
             let folder = file::temporary(&path);

@@ -19,6 +19,8 @@ pub(crate) const REQUESTS: &str = "requests.parquet";
 pub(crate) const READINGS: &str = "readings.parquet";
 pub(crate) const SUMMARY: &str = "summary.json";
 pub(crate) const HF: &str = "hf";
+const NOTES: &str = "notes.jsonl";
+const RESULT: &str = "result";
 const LOCK: &str = ".lock";
 
 /// A run folder.
@@ -78,6 +80,21 @@ impl RunDir {
     /// Writes `summary.json`.
     pub fn write_summary(&self, summary: &Summary) -> Result<()> {
         write_json(self.path.join(SUMMARY), summary)
+    }
+
+    /// Makes the file to which a command appends what it has to say, and gives its path.
+    pub fn notes(&self) -> Result<PathBuf> {
+        let path = self.path.join(NOTES);
+        let made = File::options().create(true).append(true).open(&path);
+        made.map_err(|e| StoreError::write(&path, e))?;
+        Ok(path)
+    }
+
+    /// Makes the folder for a command's own results, and gives its path.
+    pub fn results(&self) -> Result<PathBuf> {
+        let path = self.path.join(RESULT);
+        fs::create_dir_all(&path).map_err(|source| StoreError::Create { path: path.clone(), source })?;
+        Ok(path)
     }
 
     /// Opens the log for appending; a torn last line, left by a kill, is cut off first.

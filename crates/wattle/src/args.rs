@@ -11,7 +11,7 @@ use std::path::PathBuf;
     name = "wattle",
     version,
     max_term_width = 110,
-    after_help = "Start with:\n  wattle run          measure a small built-in model, nothing to install\n  wattle doctor       can energy be measured on this machine?"
+    after_help = "Start with:\n  wattle run          measure a small built-in model, nothing to install\n  wattle doctor       can energy be measured on this machine?\n  wattle exec -- CMD  what does this command draw?"
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -22,6 +22,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Measure a model: ask it questions, score the answers, meter the energy
     Run(Box<RunArgs>),
+    /// Run any command and measure what it draws
+    Exec(Box<ExecArgs>),
     /// Write a run's report as one HTML file
     Report(ReportArgs),
     /// Say which sensors this machine has, and how to get at the others
@@ -144,6 +146,14 @@ pub(crate) struct SpecArgs {
     #[arg(long, value_name = "N", help_heading = "Load")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_errors: Option<u64>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    meter: MeterArgs,
+}
+
+/// The flags that say how energy is metered.
+#[derive(Debug, Default, Args, Serialize)]
+pub(crate) struct MeterArgs {
     /// Where energy figures may come from: auto, measured or none [default: auto]
     #[arg(long, value_name = "MODE", help_heading = "Energy")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -161,13 +171,78 @@ pub(crate) struct SpecArgs {
     #[serde(skip_serializing_if = "Option::is_none")]
     root: Option<String>,
     /// How often counters are polled, in milliseconds [default: 5]
-    #[arg(long, value_name = "MS", help_heading = "Energy")]
+    #[arg(long, visible_alias = "interval", value_name = "MS", help_heading = "Energy")]
     #[serde(skip_serializing_if = "Option::is_none")]
     interval_ms: Option<f64>,
     /// Length of the idle baseline, in seconds [default: 1]
     #[arg(long, value_name = "S", help_heading = "Energy")]
     #[serde(skip_serializing_if = "Option::is_none")]
     idle_s: Option<f64>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    allow_negative_numbers = true,
+    after_help = "Examples:
+  wattle exec -- sleep 2                                what two seconds of nothing draw
+  wattle exec --repeat 10 --warmup 1 -- ./bench.sh      mean and 95 % interval over ten runs
+  wattle exec --name train -- python train.py --epochs 3
+  wattle exec --energy measured -- make                 measure or refuse, never estimate
+  wattle exec --resume runs/NAME                        the repetitions that a crash left out
+
+The command runs as it would without wattle: same terminal, same output, same exit code (128 + N after
+signal N). The result is printed on stderr, with --format json on stdout after the command's own output.
+A program can mark its phases and gauges by appending lines of JSON to the file that $WATTLE_LOG names:
+  {\"type\":\"begin\",\"name\":\"prefill\"}   {\"type\":\"end\",\"name\":\"prefill\"}
+  {\"type\":\"phase\",\"name\":\"load\",\"seconds\":1.2}   {\"type\":\"gauge\",\"name\":\"loss\",\"value\":0.3}
+and gets the energy of each phase. $WATTLE_RESULT_DIR is a folder for files of its own.
+
+Exit codes: the command's own; 1 wattle failed, 2 wrong usage, 126 not a program, 127 no such program."
+)]
+pub(crate) struct ExecArgs {
+    #[command(flatten)]
+    pub(crate) spec: CommandArgs,
+    /// Go on with the next repetition when one fails
+    #[arg(long)]
+    pub(crate) keep_going: bool,
+    /// Folder in which the run's folder is made
+    #[arg(long, env = "WATTLE_OUT", value_name = "DIR", default_value = "runs", help_heading = "Result")]
+    pub(crate) out: PathBuf,
+    /// Name of the run's folder instead of HARDWARE_PROGRAM_ID
+    #[arg(long, help_heading = "Result", conflicts_with = "resume")]
+    pub(crate) name: Option<String>,
+    /// Replace a run of that --name; everything in its folder is removed
+    #[arg(long, requires = "name", help_heading = "Result")]
+    pub(crate) overwrite: bool,
+    /// Run the repetitions that are left of this run, as its run.json says
+    #[arg(long, value_name = "RUN", help_heading = "Result", conflicts_with_all = ["command", "config"])]
+    pub(crate) resume: Option<PathBuf>,
+    /// Settings file instead of ./wattle.toml
+    #[arg(long, value_name = "FILE", help_heading = "Result")]
+    pub(crate) config: Option<PathBuf>,
+    /// What to print
+    #[arg(long, env = "WATTLE_FORMAT", value_enum, default_value_t, help_heading = "Result")]
+    pub(crate) format: Format,
+}
+
+/// The flags of `exec` that are keys of the spec.
+#[derive(Debug, Default, Args, Serialize)]
+pub(crate) struct CommandArgs {
+    /// The command and its arguments
+    #[arg(last = true, value_name = "CMD")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    command: Vec<String>,
+    /// How often to run it [default: 1]
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    repeat: Option<u64>,
+    /// Runs before those that count [default: 0]
+    #[arg(long, value_name = "K")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warmup: Option<u32>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    meter: MeterArgs,
 }
 
 #[derive(Debug, Args)]
@@ -261,15 +336,17 @@ mod tests {
     fn every_key_of_the_spec_is_a_flag_of_the_same_name_and_no_other() {
         let mut command = Cli::command();
         command.build();
-        let run = command.find_subcommand("run").unwrap();
-        let not_spec = ["out", "name", "overwrite", "resume", "from", "config", "format", "help"];
-        let mut flags: Vec<String> = run
-            .get_arguments()
-            .map(|a| a.get_id().to_string())
-            .filter(|id| !not_spec.contains(&id.as_str()))
-            .collect();
+        let not_spec =
+            ["out", "name", "overwrite", "resume", "from", "config", "format", "help", "keep_going"];
+        let flags = |name: &str| -> Vec<String> {
+            let all = command.find_subcommand(name).unwrap().get_arguments();
+            let ids = all.map(|a| a.get_id().to_string());
+            ids.filter(|id| !not_spec.contains(&id.as_str())).collect()
+        };
+        let mut flags: Vec<String> = [flags("run"), flags("exec")].concat();
         let mut keys = wattle_core::Spec::keys();
         flags.sort();
+        flags.dedup();
         keys.sort();
         assert_eq!(flags, keys);
     }

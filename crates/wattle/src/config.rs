@@ -1,7 +1,7 @@
 //! Settings from their layers: defaults < `wattle.toml` < environment < flags.
 
-use crate::args::{RunArgs, SpecArgs};
 use anyhow::{Context, Result};
+use serde::Serialize;
 use serde_json::{Map, Value};
 use std::path::Path;
 use wattle_core::spec::{Layer, Spec};
@@ -29,28 +29,28 @@ impl std::fmt::Display for Usage {
 impl std::error::Error for Usage {}
 
 /// The spec that all layers together make.
-pub(crate) fn spec(args: &RunArgs) -> Result<Spec> {
+pub(crate) fn spec(from: Option<&Path>, config: Option<&Path>, given: &impl Serialize) -> Result<Spec> {
     let mut layers = Vec::new();
-    if let Some(run) = &args.from {
+    if let Some(run) = from {
         let info = RunDir::open(run)?.info()?;
         layers.push(Layer {
             origin: run.display().to_string(),
             values: object(serde_json::to_value(info.spec)?),
         });
     }
-    match &args.config {
+    match config {
         Some(path) => layers.push(file(path)?),
         None if Path::new(FILE).exists() => layers.push(file(Path::new(FILE))?),
         None => {}
     }
     layers.extend(environment()?);
-    layers.extend(flags(&args.spec)?);
+    layers.extend(flags(given)?);
     Ok(Spec::from_layers(&layers).map_err(|e| Usage(e.to_string()))?)
 }
 
 /// The settings that were given by flags alone, one layer each.
-pub(crate) fn flags(args: &SpecArgs) -> Result<Vec<Layer>> {
-    let given = object(serde_json::to_value(args)?);
+pub(crate) fn flags(given: &impl Serialize) -> Result<Vec<Layer>> {
+    let given = object(serde_json::to_value(given)?);
     let layer =
         |(key, value): (String, Value)| Layer::one(format!("--{}", key.replace('_', "-")), &key, value);
     Ok(given.into_iter().map(layer).collect())

@@ -9,24 +9,32 @@ mod render;
 use args::{Cli, Command};
 use clap::Parser;
 use std::process::ExitCode;
+use wattle_lab::LabError;
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => cmd::run::run(&args),
+        Command::Exec(args) => cmd::exec::exec(&args),
         Command::Report(args) => cmd::report::report(&args),
         Command::Doctor(args) => cmd::doctor::doctor(&args),
         Command::List(args) => cmd::list::list(&args),
     };
     result.unwrap_or_else(|error| {
         eprintln!("wattle: {}", message(&error));
-        if let Some(wattle_lab::LabError::Stopped(cause)) = error.downcast_ref() {
-            return ExitCode::from(cmd::run::exit_code(*cause));
-        }
-        let usage = error.is::<config::Usage>()
-            || error.downcast_ref::<wattle_lab::LabError>().is_some_and(wattle_lab::LabError::is_usage)
-            || error.downcast_ref::<wattle_meter::source::OpenError>().is_some();
-        ExitCode::from(if usage { 2 } else { 1 })
+        ExitCode::from(code(&error))
     })
+}
+
+/// Shells give the last three to a program that was interrupted, is not one, is not there.
+fn code(error: &anyhow::Error) -> u8 {
+    match error.downcast_ref() {
+        Some(LabError::Stopped(cause)) => cmd::run::exit_code(*cause),
+        Some(LabError::NoProgram { found: false, .. }) => 127,
+        Some(LabError::NoProgram { .. } | LabError::NotStarted { .. }) => 126,
+        Some(error) if error.is_usage() => 2,
+        _ if error.is::<config::Usage>() || error.is::<wattle_meter::source::OpenError>() => 2,
+        _ => 1,
+    }
 }
 
 /// The error and its causes, each said once: many messages hold their cause already.

@@ -25,39 +25,109 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("correct per watt (IPW)", "ipw", "1/W"),
 ];
 
+/// The rows of a command.
+const COMMAND_ROWS: &[(&str, &str, &str)] = &[
+    ("energy", "energy_j", "J"),
+    ("energy per run", "joules_per_repetition", "J"),
+    ("power, mean", "mean_power_w", "W"),
+    ("power, idle", "idle_power_w", "W"),
+    ("energy above idle", "net_energy_j", "J"),
+    ("time per run", "seconds_per_repetition", "s"),
+    ("CPU time per run", "cpu_s_per_repetition", "s"),
+    ("peak memory", "peak_rss_bytes", "B"),
+];
+
 /// The whole screen for a finished run.
 pub(crate) fn result(ended: &Ended, report: Option<&Path>) -> String {
     let summary = &ended.summary;
     let queries = if summary.total_queries == 1 { "query" } else { "queries" };
+    let name = |text: &Option<String>| text.clone().unwrap_or_default();
     let mut out = format!(
         "\n{} on {}, {} {queries}, {}\n",
-        summary.model, summary.dataset_name, summary.total_queries, summary.hardware_label
+        name(&summary.model),
+        name(&summary.dataset_name),
+        summary.total_queries,
+        summary.hardware_label
     );
-    for warning in &summary.warnings {
-        out += &wrapped(&format!("! {}", warning.text));
-    }
+    out += &warnings(summary);
     if summary.total_queries > 0 {
-        let perimeter = summary.energy_perimeter.map_or("", |p| p.name());
-        let how = if perimeter.is_empty() { "how".to_owned() } else { format!("how (energy: {perimeter})") };
-        out += &format!("\n  {:23} {:>10}  {:22} {how}\n", "", "", "95 % interval");
-        for (label, name, unit) in ROWS {
-            // Without energy there is no point in saying so seven times.
-            let silent = |m: &&Metric| m.value.is_none() && summary.energy_perimeter.is_none();
-            if let Some(metric) = summary.metrics.get(*name).filter(|m| !silent(m)) {
-                out += &row(label, metric, unit, summary);
-            }
+        out += &table(summary, ROWS);
+    }
+    out += &foot(summary, &ended.run, report);
+    if ended.stopped.is_none() {
+        out += &next(summary);
+    }
+    out
+}
+
+/// The whole screen for a command.
+pub(crate) fn command(ended: &wattle_lab::exec::Ended, report: Option<&Path>) -> String {
+    let summary = &ended.summary;
+    let count = summary.repetitions.iter().filter(|r| !r.repetition.warmup).count();
+    let times = if count == 1 { String::new() } else { format!(", {count} times") };
+    let mut out =
+        wrapped(&format!("{}{times}, {}", summary.config.command.join(" "), summary.hardware_label));
+    out += &warnings(summary);
+    // Of one run there is no mean.
+    let rows: Vec<_> =
+        COMMAND_ROWS.iter().copied().filter(|r| count != 1 || r.1 != "joules_per_repetition").collect();
+    out += &table(summary, &rows);
+    if !summary.phases.is_empty() {
+        out += &format!("\n  {:23} {:>10}  {:>10}  {:>6}  power\n", "phase", "energy", "time", "times");
+        for (name, phase) in &summary.phases {
+            let joules = phase.energy.map(|e| e.value().get());
+            let watts = joules.filter(|_| phase.seconds > 0.0).map(|j| si(j / phase.seconds, "W"));
+            let name: String = name.chars().filter(|c| !c.is_control()).take(23).collect();
+            out += &format!(
+                "  {name:23} {:>10}  {:>10}  {:>6}  {}\n",
+                joules.map_or_else(|| "unknown".into(), |j| si(j, "J")),
+                si(phase.seconds, "s"),
+                phase.count,
+                watts.unwrap_or_default(),
+            );
         }
     }
-    out.push('\n');
+    if summary.devices.len() > 1 {
+        out += &format!("\n  {:44} {:>10}  ±\n", "device", "energy");
+        for device in &summary.devices {
+            let energy = device.energy.map_or_else(
+                || format!("{:>10}", "unknown"),
+                |e| format!("{:>10}  {}", si(e.value().get(), "J"), si(e.bound().get(), "J")),
+            );
+            let name = format!("{} {}", device.device.name, device.device.id);
+            out += &format!("  {:44} {energy}\n", name.chars().take(44).collect::<String>());
+        }
+    }
+    "\n".to_owned() + &out + &foot(summary, &ended.run, report)
+}
+
+fn warnings(summary: &Summary) -> String {
+    summary.warnings.iter().map(|warning| wrapped(&format!("! {}", warning.text))).collect()
+}
+
+fn table(summary: &Summary, rows: &[(&str, &str, &str)]) -> String {
+    let perimeter = summary.energy_perimeter.map_or("", |p| p.name());
+    let how = if perimeter.is_empty() { "how".to_owned() } else { format!("how (energy: {perimeter})") };
+    let mut out = format!("\n  {:23} {:>10}  {:22} {how}\n", "", "", "95 % interval");
+    for (label, name, unit) in rows {
+        // Without energy there is no point in saying so seven times.
+        let silent = |m: &&Metric| m.value.is_none() && summary.energy_perimeter.is_none();
+        if let Some(metric) = summary.metrics.get(*name).filter(|m| !silent(m)) {
+            out += &row(label, metric, unit, summary);
+        }
+    }
+    out
+}
+
+/// What wattle itself cost, and where everything is.
+fn foot(summary: &Summary, run: &Path, report: Option<&Path>) -> String {
+    let mut out = String::from("\n");
     if let Some(share) = summary.metrics.get("meter_cpu_fraction").and_then(|m| m.value) {
         out += &format!("  wattle's own sampler used {:.2} % of one core.\n", share * 100.0);
     }
-    out += &format!("  files   {}\n", ended.run.display());
+    out += &format!("  files   {}\n", run.display());
     if let Some(report) = report {
         out += &format!("  report  {}\n", report.display());
-    }
-    if ended.stopped.is_none() {
-        out += &next(summary);
     }
     out
 }
@@ -86,7 +156,7 @@ fn next(summary: &Summary) -> String {
     let embedded = summary.config.client == "embedded";
     let hints = [
         (
-            embedded && summary.model == "demo-1m",
+            embedded && summary.model.as_deref() == Some("demo-1m"),
             "wattle run --model demo-300k",
             "a smaller model: cheaper, and worse?",
         ),

@@ -57,12 +57,12 @@ pub const METRICS: &[Definition] = &[
     def(
         "energy_j",
         "J",
-        "Energy drawn from the first request sent to the last one done, all devices of the perimeter, idle included (gross).",
+        "Energy drawn from the first request sent to the last one done, or while the command ran, all devices of the perimeter, idle included (gross).",
     ),
     def(
         "idle_power_w",
         "W",
-        "Mean power of the baseline before the run, nothing in flight; of several sessions, weighted by their spans.",
+        "Mean power of the baseline before the run, nothing at work; of several sessions, weighted by their spans.",
     ),
     def(
         "net_energy_j",
@@ -115,4 +115,23 @@ pub const METRICS: &[Definition] = &[
         "(Shares + idle - measured) / measured: 0 to rounding, or joules were lost.",
     ),
     def("meter_cpu_fraction", "1", "CPU time of wattle's sampler thread / length of the run, in cores."),
+    def(
+        "meter_lateness_p99_s",
+        "s",
+        "How late the sampler's rounds of reading began, 99th percentile; of several sessions the worst.",
+    ),
+    def("repetitions", "1", "Runs of the command, warm-up left out."),
+    def("failed_repetitions", "1", "Runs of the command that did not return 0."),
+    def(
+        "joules_per_repetition",
+        "J",
+        "Mean energy of a run of the command, over runs whose energy is wholly known (coverage of at least 99 %).",
+    ),
+    def("seconds_per_repetition", "s", "Mean time from just before the command is started to its end."),
+    def(
+        "cpu_s_per_repetition",
+        "s",
+        "Mean CPU time, user and system, of the command and every process it waited for.",
+    ),
+    def("peak_rss_bytes", "B", "Most memory that any one process of the command held."),
 ];

@@ -1,7 +1,9 @@
 //! Every metric, one definition each, as a function of records. Sums, not means of ratios; the same queries above and below the line.
 
+mod command;
 mod definition;
 
+pub use command::of_command;
 pub use definition::{Definition, METRICS, Metric};
 
 use crate::account::Account;
@@ -58,6 +60,8 @@ pub struct Surroundings {
     pub idle_power: BTreeMap<u32, Estimate<Watts>>,
     /// CPU time of the sampler thread and the time it ran.
     pub meter_cpu: Option<(Seconds, Seconds)>,
+    /// How late the sampler's rounds began at the 99th percentile, in seconds; of several sessions the worst.
+    pub lateness_p99: Option<f64>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -204,8 +208,7 @@ impl Accumulator {
         }
 
         self.energy(&mut out, around);
-        let cpu = around.meter_cpu.map(|(cpu, wall)| cpu / wall).filter(|f| f.is_finite());
-        out.put("meter_cpu_fraction", cpu, None, None, n, "clock");
+        out.own(around, n);
         out.metrics
     }
 
@@ -225,7 +228,9 @@ impl Accumulator {
         out.direct("energy_j", energy.map(Joules::get), sensor, n, method);
         let power = whole.map(|e| e / seconds / self.coverage().unwrap_or(1.0));
         out.direct("mean_power_w", power.map(Watts::get), sensor, n, method);
-        self.idle(out, around, power, bound, method);
+        let gain: Joules = self.accounts().map(|a| a.gain).sum();
+        let time = self.ledgers.iter().map(|(session, l)| (*session, l.account.span.duration())).collect();
+        out.idle(around, &time, power, (bound, gain), n);
         out.put("energy_coverage", self.coverage(), None, None, n, method);
         let accounted: Joules = self.ledgers.values().map(|l| l.billed + l.idle).sum();
         out.put("attribution_residual", energy.map(|e| (accounted - e) / e), None, None, n, method);
@@ -277,41 +282,6 @@ impl Accumulator {
         let half = score.half?.max((high - low) / 2.0);
         Some(if score.value > 0.0 { half / score.value } else { f64::INFINITY })
     }
-
-    /// Idle power and what is left without it, each session with its own baseline.
-    fn idle(&self, out: &mut Out, around: &Surroundings, power: Option<Watts>, bound: Joules, method: &str) {
-        let baseline = |(session, ledger): (&u32, &Ledger)| {
-            // Seen in part, it would be the power of part of the machine.
-            let power = around.idle_power.get(session).filter(|p| p.coverage() >= WHOLE)?;
-            let time = ledger.account.span.duration();
-            Some((time, power.value() * time, power.bound() * time))
-        };
-        let add =
-            |a: (Seconds, Joules, Joules), b: (Seconds, Joules, Joules)| (a.0 + b.0, a.1 + b.1, a.2 + b.2);
-        let all: Option<Vec<_>> = self.ledgers.iter().map(baseline).collect();
-        let sums = all.and_then(|all| all.into_iter().reduce(add)).filter(|(time, ..)| time.get() > 0.0);
-        let idle = sums.map(|(time, joules, bound)| (joules / time, bound / joules));
-        let n = self.ledgers.len() as u64;
-        out.direct("idle_power_w", idle.map(|i| i.0.get()), idle.map(|i| i.1), n, method);
-        // A baseline above the run itself was no baseline.
-        let below = power.zip(idle).is_some_and(|(power, (idle, _))| idle <= power);
-        let net = power.zip(sums).filter(|_| below).map(|(power, (time, joules, idle_bound))| {
-            // Both come from the same sensors: their gain error is one, and is that of what is left.
-            let gain: Joules = self.accounts().map(|a| a.gain).sum();
-            let relative = gain / (power * time);
-            let net = (power * time - joules).get();
-            let edges = (bound - gain).get().hypot((idle_bound - joules * relative).get().max(0.0));
-            (net, edges + relative * net.abs())
-        });
-        out.put(
-            "net_energy_j",
-            net.map(|n| n.0),
-            net.map(|n| n.0 - n.1),
-            net.map(|n| n.0 + n.1),
-            self.queries,
-            method,
-        );
-    }
 }
 
 /// Fills the map, units from the definitions.
@@ -339,6 +309,49 @@ impl Out {
 
     fn count(&mut self, name: &str, value: f64, n: u64) {
         self.put(name, Some(value), Some(value), Some(value), n, "count");
+    }
+
+    /// Idle power and what is left without it, each session with its own baseline. `time` is how long each session was measured,
+    /// `power` the mean over all of it; of the energy's bound, one part is gain.
+    fn idle(
+        &mut self,
+        around: &Surroundings,
+        time: &BTreeMap<u32, Seconds>,
+        power: Option<Watts>,
+        (bound, gain): (Joules, Joules),
+        n: u64,
+    ) {
+        let method = self.energy_method;
+        let baseline = |(session, time): (&u32, &Seconds)| {
+            // Seen in part, it would be the power of part of the machine.
+            let power = around.idle_power.get(session).filter(|p| p.coverage() >= WHOLE)?;
+            Some((*time, power.value() * *time, power.bound() * *time))
+        };
+        let add =
+            |a: (Seconds, Joules, Joules), b: (Seconds, Joules, Joules)| (a.0 + b.0, a.1 + b.1, a.2 + b.2);
+        let all: Option<Vec<_>> = time.iter().map(baseline).collect();
+        let sums = all.and_then(|all| all.into_iter().reduce(add)).filter(|(time, ..)| time.get() > 0.0);
+        let idle = sums.map(|(time, joules, bound)| (joules / time, bound / joules));
+        let sessions = time.len() as u64;
+        self.direct("idle_power_w", idle.map(|i| i.0.get()), idle.map(|i| i.1), sessions, method);
+        // A baseline above the run itself was no baseline.
+        let below = power.zip(idle).is_some_and(|(power, (idle, _))| idle <= power);
+        let net = power.zip(sums).filter(|_| below).map(|(power, (time, joules, idle_bound))| {
+            // Both come from the same sensors: their gain error is one, and is that of what is left.
+            let relative = gain / (power * time);
+            let net = (power * time - joules).get();
+            let edges = (bound - gain).get().hypot((idle_bound - joules * relative).get().max(0.0));
+            (net, edges + relative * net.abs())
+        });
+        let (low, high) = (net.map(|n| n.0 - n.1), net.map(|n| n.0 + n.1));
+        self.put("net_energy_j", net.map(|n| n.0), low, high, n, method);
+    }
+
+    /// What wattle itself costs.
+    fn own(&mut self, around: &Surroundings, n: u64) {
+        let cpu = around.meter_cpu.map(|(cpu, wall)| cpu / wall).filter(|f| f.is_finite());
+        self.put("meter_cpu_fraction", cpu, None, None, n, "clock");
+        self.put("meter_lateness_p99_s", around.lateness_p99, None, None, n, "clock");
     }
 
     /// A figure proportional to what carries the relative error; where that is unknown, so are the ends.

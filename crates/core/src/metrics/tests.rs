@@ -80,6 +80,7 @@ fn every_metric_has_the_value_its_definition_says() {
     let around = Surroundings {
         idle_power: BTreeMap::from([(0, idle)]),
         meter_cpu: Some((Seconds(0.05), Seconds(10.0))),
+        lateness_p99: None,
     };
     let m = all.finish(&around);
     for (name, expected) in [
@@ -111,7 +112,8 @@ fn every_metric_has_the_value_its_definition_says() {
     ] {
         assert!((value(&m, name) - expected).abs() <= 1e-9 * expected.max(1.0), "{name}: {:?}", m[name]);
     }
-    assert!(m.len() == METRICS.len() && METRICS.iter().all(|d| m.contains_key(d.name)));
+    let of_command = of_command(&[], &Surroundings::default());
+    assert!(METRICS.iter().all(|d| m.contains_key(d.name) || of_command.contains_key(d.name)));
     let energy = &m["energy_j"];
     assert_eq!((energy.low, energy.high, energy.method.as_str()), (Some(950.0), Some(1050.0), "counter"));
     let latency = &m["latency_s"];
@@ -196,7 +198,11 @@ fn what_was_seen_in_part_gives_no_power_and_no_query_figures() {
         all.push(&r);
     }
     let idle = Estimate::new(Watts(40.0), Watts(2.0), Method::Counter, 1.0);
-    let m = all.finish(&Surroundings { idle_power: BTreeMap::from([(0, idle)]), meter_cpu: None });
+    let m = all.finish(&Surroundings {
+        idle_power: BTreeMap::from([(0, idle)]),
+        meter_cpu: None,
+        lateness_p99: None,
+    });
     assert_eq!((value(&m, "energy_j"), value(&m, "energy_coverage")), (100.0, 0.5));
     for name in ["mean_power_w", "net_energy_j", "joules_per_query", "ipj", "ipw", "joules_per_output_token"]
     {
@@ -231,6 +237,7 @@ fn each_session_has_its_own_baseline_and_one_above_the_run_is_none() {
         let around = Surroundings {
             idle_power: BTreeMap::from([(0, idle(first)), (1, idle(second))]),
             meter_cpu: None,
+            lateness_p99: None,
         };
         let m = all.finish(&around);
         (m["idle_power_w"].value, m["net_energy_j"].value)

@@ -136,6 +136,11 @@ impl Timeline {
         self.tracks.get(usize::from(sensor.0)).map_or_else(Anomalies::default, |t| t.anomalies)
     }
 
+    /// How many corners are kept, of all sensors.
+    pub fn kept(&self) -> usize {
+        self.tracks.iter().map(|t| t.nodes.len()).sum()
+    }
+
     /// Drops what no span starting at or after `at` needs, so that memory stays flat.
     pub fn forget_before(&mut self, at: Stamp) {
         for track in &mut self.tracks {

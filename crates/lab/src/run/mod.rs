@@ -6,20 +6,18 @@ mod session;
 
 use crate::client::{self, Client};
 use crate::dataset::{self, Census, Dataset};
+use crate::folder::{Destination, Folder};
 use crate::metering::Metering;
 use crate::score::{self, Scorer};
 use crate::{LabError, Stop, StopCause, summarize};
 use session::Session;
-use std::hash::{BuildHasher, Hasher};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use wattle_core::event::Event;
-use wattle_core::seen::Seen;
 use wattle_core::sensor::Sensor;
 use wattle_core::spec::{Layer, Spec};
-use wattle_core::summary::{ModelInfo, RunInfo, SCHEMA_VERSION, Summary, hardware_label, slug};
+use wattle_core::summary::{ModelInfo, RunInfo, Summary};
 use wattle_meter::clock;
-use wattle_store::{Lock, RunDir};
+use wattle_store::RunDir;
 
 /// What to run.
 #[derive(Debug, Clone)]
@@ -28,12 +26,8 @@ pub enum What {
     New {
         /// What to do.
         spec: Box<Spec>,
-        /// The folder in which the run's folder is made.
-        out: PathBuf,
-        /// The folder's name; by default made from hardware, model, dataset and a unique id.
-        name: Option<String>,
-        /// Whether a run of that name may be replaced.
-        overwrite: bool,
+        /// Where its folder goes.
+        destination: Destination,
     },
     /// Go on with a run that was cut off.
     Resume {
@@ -111,11 +105,7 @@ struct Order {
 }
 
 enum Target {
-    New {
-        out: PathBuf,
-        name: Option<String>,
-        overwrite: bool,
-    },
+    New(Destination),
     Existing {
         folder: Folder,
         info: Box<RunInfo>,
@@ -124,44 +114,22 @@ enum Target {
     },
 }
 
-/// A run folder that is ours for now.
-struct Folder {
-    dir: RunDir,
-    past: Past,
-    /// Taken before the log is read: whatever another process had to add is in it.
-    _lock: Lock,
-}
-
-/// What earlier sessions did.
-#[derive(Default)]
-struct Past {
-    sessions: u32,
-    /// Finished queries.
-    done: Seen,
-}
-
 impl Order {
     fn read(what: What) -> Result<Self, LabError> {
         let (spec, target) = match what {
-            What::New { spec, out, name, overwrite } => {
-                check_name(name.as_deref())?;
-                (absolute(*spec), Target::New { out, name, overwrite })
+            What::New { spec, destination } => {
+                destination.check()?;
+                refuse_command(&spec, "give it to \"wattle exec\", or leave out the key command")?;
+                (absolute(*spec), Target::New(destination))
             }
             What::Resume { run, changes } => {
                 let dir = RunDir::open(&run)?;
                 let mut info = dir.info()?;
                 info.spec.validate().map_err(|e| LabError::Usage(format!("{}: {e}", run.display())))?;
+                refuse_command(&info.spec, "go on with \"wattle exec --resume\"")?;
                 info.spec = with_changes(&info.spec, &changes)?;
-                let lock = dir.lock()?;
-                let past = Past::read(&dir)?;
-                (
-                    info.spec.clone(),
-                    Target::Existing {
-                        folder: Folder { dir, past, _lock: lock },
-                        info: Box::new(info),
-                        changes,
-                    },
-                )
+                let folder = Folder::take_up(dir)?;
+                (info.spec.clone(), Target::Existing { folder, info: Box::new(info), changes })
             }
         };
         let settings = dataset::Settings {
@@ -181,9 +149,9 @@ impl Order {
             });
         }
         if let Target::Existing { folder, info, .. } = &target
-            && info.dataset_sha256 != census.sha256
+            && info.dataset_sha256.as_ref() != Some(&census.sha256)
         {
-            let (then, now) = (info.dataset_sha256.clone(), census.sha256);
+            let (then, now) = (info.dataset_sha256.clone().unwrap_or_default(), census.sha256);
             return Err(LabError::Changed { what: "dataset", run: folder.dir.path().into(), then, now });
         }
         let scorer = census.answers.then_some((scorer, opened));
@@ -234,8 +202,8 @@ impl Order {
         let made;
         let Folder { dir, past, .. } = match &self.target {
             Target::Existing { folder, .. } => folder,
-            Target::New { out, name, overwrite } => {
-                made = self.make_folder(out, name.as_deref(), *overwrite, &model, &metering)?;
+            Target::New(destination) => {
+                made = self.make_folder(destination, &model, &metering)?;
                 &made
             }
         };
@@ -258,59 +226,29 @@ impl Order {
             let (then, now) = (named(then), named(now));
             Err(LabError::Changed { what, run: folder.dir.path().into(), then, now })
         };
+        let before = info.model.clone().unwrap_or_default();
         let digest = |m: &ModelInfo| m.sha256.clone().unwrap_or_default();
         let names =
             |sensors: &[Sensor]| sensors.iter().map(|s| s.name.as_str()).collect::<Vec<_>>().join(", ");
-        changed("model", info.model.name.clone(), model.name.clone())?;
-        changed("model's digest", digest(&info.model), digest(model))?;
+        changed("model", before.name.clone(), model.name.clone())?;
+        changed("model's digest", digest(&before), digest(model))?;
         changed("set of sensors", names(&info.sensors), names(metering.sensors()))
     }
 
     fn make_folder(
         &self,
-        out: &Path,
-        name: Option<&str>,
-        overwrite: bool,
+        destination: &Destination,
         model: &ModelInfo,
         metering: &Metering,
     ) -> Result<Folder, LabError> {
-        let root = self.spec.root.as_deref().unwrap_or("/");
-        let host = wattle_meter::host(Path::new(root));
-        let label = hardware_label(&host, metering.sensors());
-        let run_id = unique_id();
-        let name = name.map(str::to_owned).unwrap_or_else(|| {
-            let (model, dataset) = (slug(&model.name, 40), slug(&self.dataset.name(), 40));
-            format!("{label}_{model}_{dataset}_{}", &run_id[..8])
-        });
-        if overwrite && out.join(&name).exists() {
-            RunDir::open(out.join(&name))?.remove()?;
-        }
-        let dir = RunDir::create(out, &name)?;
-        let info = RunInfo {
-            schema_version: SCHEMA_VERSION,
-            run_id,
-            created: clock::wall().to_string(),
-            version: env!("CARGO_PKG_VERSION").into(),
-            spec: self.spec.clone(),
-            queries: self.census.items,
-            dataset_name: self.dataset.name(),
-            dataset_sha256: self.census.sha256.clone(),
-            scorer: self.scorer.as_ref().map(|(name, _)| name.clone()),
-            host,
-            hardware_label: label,
-            model: model.clone(),
-            sources: metering.tried.clone(),
-            sensors: metering.sensors().to_vec(),
-            qualification: metering.qualified.clone(),
-            panel: metering.panel_names(),
-            perimeter: metering.panel.as_ref().map(|p| p.perimeter),
-        };
-        if let Err(error) = dir.write_info(&info) {
-            // A folder without `run.json` is no run; leave none behind.
-            let _ = std::fs::remove_dir_all(dir.path());
-            return Err(error.into());
-        }
-        Ok(Folder { past: Past::default(), _lock: dir.lock()?, dir })
+        let dataset = self.dataset.name();
+        Folder::make(destination, &[&model.name, &dataset], &self.spec, metering, |info| {
+            info.queries = self.census.items;
+            info.dataset_name = Some(dataset.clone());
+            info.dataset_sha256 = Some(self.census.sha256.clone());
+            info.scorer = self.scorer.as_ref().map(|(name, _)| name.clone());
+            info.model = Some(model.clone());
+        })
     }
 
     fn wrap_up(&self, dir: &RunDir, stopped: Option<StopCause>) -> Result<Ended, LabError> {
@@ -318,20 +256,6 @@ impl Order {
         let summary = summarize(dir, clock::wall())?;
         dir.write_summary(&summary)?;
         Ok(Ended { run: dir.path().into(), summary, stopped })
-    }
-}
-
-impl Past {
-    fn read(dir: &RunDir) -> Result<Self, LabError> {
-        let mut past = Past::default();
-        dir.replay(|line| match line.event {
-            Event::Session { session, .. } => past.sessions = past.sessions.max(session + 1),
-            Event::Record(record) => {
-                past.done.insert(record.item.index);
-            }
-            _ => {}
-        })?;
-        Ok(past)
     }
 }
 
@@ -353,6 +277,14 @@ fn with_changes(spec: &Spec, changes: &[Layer]) -> Result<Spec, LabError> {
     Spec::from_layers(&layers).map_err(|e| usage(&e))
 }
 
+/// A spec of a command is none of ours.
+fn refuse_command(spec: &Spec, fix: &str) -> Result<(), LabError> {
+    match spec.command.is_empty() {
+        true => Ok(()),
+        false => Err(LabError::Usage(format!("these are the settings of a command; {fix}"))),
+    }
+}
+
 /// Paths as seen from anywhere, so that a run can be resumed from another folder.
 fn absolute(mut spec: Spec) -> Spec {
     let fix = |value: &mut String| {
@@ -370,25 +302,4 @@ fn absolute(mut spec: Spec) -> Spec {
     paths.into_iter().flatten().for_each(fix);
     ["replay.scenario", "nvml.library"].iter().filter_map(|k| spec.source_param.get_mut(*k).map(fix)).count();
     spec
-}
-
-/// A folder's name is one name, not a way out of the folder it is made in.
-fn check_name(name: Option<&str>) -> Result<(), LabError> {
-    match name {
-        Some(name) if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\']) => {
-            Err(LabError::Usage(format!(
-                "--name \"{name}\" is not the name of a folder; leave out slashes and leading dots"
-            )))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Sixteen hexadecimal digits that no other run has.
-fn unique_id() -> String {
-    // The standard library seeds this from the system's random numbers; the time makes a repeat harmless.
-    let mut hasher = std::hash::RandomState::new().build_hasher();
-    hasher.write_u64(clock::wall().0);
-    hasher.write_u32(std::process::id());
-    format!("{:016x}", hasher.finish())
 }

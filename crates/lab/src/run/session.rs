@@ -1,7 +1,7 @@
 //! One uninterrupted stretch of a run: idle baseline, warm-up, queries. A resumed run has several.
 
 use super::desk::Desk;
-use super::{Observer, Order, Past, Progress, Target};
+use super::{Observer, Order, Progress, Target};
 use crate::client::{Client, Place};
 use crate::metering::Metering;
 use crate::{LabError, Stop, StopCause};
@@ -25,7 +25,7 @@ pub(super) struct Session<'a> {
     pub(super) client: &'a dyn Client,
     pub(super) model: &'a ModelInfo,
     pub(super) stop: &'a Stop,
-    pub(super) past: &'a Past,
+    pub(super) past: &'a crate::folder::Past,
 }
 
 impl Session<'_> {

@@ -73,7 +73,7 @@ fn leaves(path: &str, value: &Value, keyed: &[(&str, &str)], opaque: &[&str], ou
 
 /// The leaves of a table's schema with their types and whether they can be null.
 fn columns(path: &str, fields: &Fields, out: &mut Rows) {
-    let model = info().model.name;
+    let model = info().model.unwrap().name;
     for field in fields {
         let name = if *field.name() == model { "<model>" } else { field.name() };
         let dot = if path.is_empty() { "" } else { "." };
@@ -122,7 +122,14 @@ fn every_key_of_run_json_is_documented() {
 
 #[test]
 fn every_key_of_summary_json_is_documented() {
-    let keyed = [("sessions", "<session>"), ("versions", "<name>"), ("metrics", "<metric>")];
+    let keyed = [
+        ("sessions", "<session>"),
+        ("versions", "<name>"),
+        ("metrics", "<metric>"),
+        ("perimeters", "<perimeter>"),
+        ("phases", "<name>"),
+        ("gauges", "<name>"),
+    ];
     let mut value = json!(summary());
     // The same spec as in run.json, documented there.
     assert_eq!(value.as_object_mut().unwrap().remove("config"), Some(json!(info().spec)));

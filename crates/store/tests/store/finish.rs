@@ -78,9 +78,9 @@ fn the_unknown_is_null_everywhere() {
     );
 
     let row = &hf(&run)[0];
-    let model = &row["model_metrics"][&info().model.name];
+    let model = &row["model_metrics"][&info().model.unwrap().name];
     assert_eq!(row["answer"], Value::Null);
-    assert_eq!(row["model_answers"][&info().model.name], Value::Null);
+    assert_eq!(row["model_answers"][&info().model.unwrap().name], Value::Null);
     assert_eq!(model["gpu_info"], Value::Null);
     assert_eq!(model["lm_correctness"], Value::Null);
     assert_eq!(model["system_info"]["os_version"], Value::Null);
@@ -96,7 +96,7 @@ fn the_dataset_has_the_columns_its_users_know() {
     let (_parent, run) = run_of([record(0), record(1)]);
     run.finish().unwrap();
     let row = &hf(&run)[1];
-    let (r, name) = (record(1), info().model.name);
+    let (r, name) = (record(1), info().model.unwrap().name);
     assert!(name.contains('/') && name.contains('"') && name.contains('🦉'));
     let model = &row["model_metrics"][&name];
     assert_eq!(row["problem"], json!(r.item.prompt));
@@ -137,7 +137,7 @@ fn an_answer_that_did_not_come_is_not_right() {
     let cut = Exchange { outcome: Outcome::Ok { finish: Finish::Length }, ..record(2).exchange };
     let (_parent, run) = run_of([wrong, failed, Record { exchange: cut, ..record(2) }]);
     run.finish().unwrap();
-    let right = |row: &Value| row["model_metrics"][&info().model.name]["lm_correctness"].clone();
+    let right = |row: &Value| row["model_metrics"][&info().model.unwrap().name]["lm_correctness"].clone();
     assert_eq!(hf(&run).iter().map(right).collect::<Vec<_>>(), [json!(false), json!(false), json!(true)]);
     assert_eq!(requests(&run)[2]["finish"], "length");
 }

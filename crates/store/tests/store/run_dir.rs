@@ -38,7 +38,7 @@ fn a_folder_without_run_json_is_not_a_run() {
         assert_eq!(
             error,
             format!(
-                "not a run folder: no run.json in {}; give the folder that \"wattle run\" printed",
+                "not a run folder: no run.json in {}; give the folder that \"wattle run\" or \"wattle exec\" printed",
                 path.display()
             )
         );

@@ -5,13 +5,18 @@ use std::collections::BTreeMap;
 use tempfile::TempDir;
 use wattle_core::account::Account;
 use wattle_core::attribute::{Ledger, Share};
+use wattle_core::command::{Gauge, Phase, Repetition};
+use wattle_core::estimate::Estimate;
 use wattle_core::exchange::{Exchange, FailureClass, Finish, Outcome, TokensFrom, Usage};
 use wattle_core::metrics::{METRICS, Metric};
 use wattle_core::qualify::Qualification;
 use wattle_core::record::{Item, Record, Score, Telemetry};
 use wattle_core::sensor::{Device, DeviceKind, Kind, Perimeter, Quantity, Trust};
 use wattle_core::spec::Spec;
-use wattle_core::summary::{Host, ModelInfo, RunInfo, SCHEMA_VERSION, SourceInfo, Summary};
+use wattle_core::summary::{
+    DeviceEnergy, Host, ModelInfo, PhaseEnergy, RepetitionEnergy, RunInfo, SCHEMA_VERSION, SourceInfo,
+    Summary,
+};
 use wattle_core::time::{Anchor, Wall};
 use wattle_core::timeline::Level;
 use wattle_core::{Event, Joules, Method, Reading, Sensor, SensorId, Span, Stamp, Warning};
@@ -171,19 +176,20 @@ pub(crate) fn info() -> RunInfo {
         version: "0.1.0".into(),
         spec: spec(),
         queries: 3,
-        dataset_name: "Made-up sums".into(),
-        dataset_sha256: "00".repeat(32),
+        dataset_name: Some("Made-up sums".into()),
+        dataset_sha256: Some("00".repeat(32)),
+        working_dir: Some("/nowhere".into()),
         scorer: Some("exact".into()),
         host: host(),
         hardware_label: "1xMade-up".into(),
-        model: ModelInfo {
+        model: Some(ModelInfo {
             // No NUL: pyarrow ends a name there, and neither a path nor an argument can hold one.
             name: format!("org/model \"{}\"", ODD.replace('\0', "")),
             parameters: Some(1_000_000),
             format: Some("q8_0".into()),
             sha256: Some("11".repeat(32)),
             engine: Some("made-up 1.0".into()),
-        },
+        }),
         sources: vec![SourceInfo {
             name: "made-up".into(),
             unavailable: Some("it is not there".into()),
@@ -220,6 +226,7 @@ fn spec() -> Spec {
     let mut keys: BTreeMap<String, Value> =
         serde_json::from_value(serde_json::to_value(Spec::default()).unwrap()).unwrap();
     for (key, value) in [
+        ("command", json!(["made-up"])),
         ("url", json!("http://127.0.0.1:1")),
         ("model", json!("made-up")),
         ("max_queries", json!(3)),
@@ -252,9 +259,9 @@ pub(crate) fn summary() -> Summary {
         span: Some(span),
         sessions: BTreeMap::from([(0, span)]),
         complete: true,
-        model: "made-up".into(),
-        dataset: "builtin".into(),
-        dataset_name: "Made-up sums".into(),
+        model: Some("made-up".into()),
+        dataset: Some("builtin".into()),
+        dataset_name: Some("Made-up sums".into()),
         scorer: Some("exact".into()),
         hardware_label: "1xMade-up".into(),
         energy_perimeter: Some(Perimeter::Device),
@@ -267,6 +274,61 @@ pub(crate) fn summary() -> Summary {
         config: spec(),
         warnings: vec![Warning::Unscored.into()],
         metrics: METRICS.iter().map(|m| (m.name.to_owned(), metric(m.unit))).collect(),
+        devices: vec![DeviceEnergy {
+            device: sensors()[0].device.clone(),
+            sensor: sensors()[0].name.clone(),
+            energy: Some(joules()),
+        }],
+        perimeters: BTreeMap::from([(Perimeter::Device, joules())]),
+        resources: serde_json::from_value(resources()).unwrap(),
+        repetitions: vec![RepetitionEnergy { repetition: repetition(), energy: Some(joules()) }],
+        phases: BTreeMap::from([(
+            "prefill".into(),
+            PhaseEnergy { count: 1, seconds: 0.5, energy: Some(joules()) },
+        )]),
+        gauges: BTreeMap::from([(
+            "loss".into(),
+            Gauge { count: 2, last: 0.25, mean: 0.5, min: 0.25, max: 0.75 },
+        )]),
+    }
+}
+
+fn joules() -> Estimate<Joules> {
+    Estimate::new(Joules(1.5), Joules(0.25), Method::Counter, 0.5)
+}
+
+/// Every figure known, also those that are left out where they are not.
+fn resources() -> Value {
+    let names = [
+        "peak_vram_mb",
+        "jax_peak_bytes_mb",
+        "gpu_util_mean_pct",
+        "gpu_util_max_pct",
+        "mem_util_mean_pct",
+        "mem_util_max_pct",
+        "power_watts_mean",
+        "power_watts_max",
+        "cpu_usr_mean_pct",
+        "cpu_idle_mean_pct",
+        "tree_cpu_s",
+        "tree_peak_rss_mb",
+    ];
+    names.into_iter().map(|name| (name.to_owned(), json!(1.5))).collect::<Map<_, _>>().into()
+}
+
+/// One that a signal ended after it returned: no program does both.
+fn repetition() -> Repetition {
+    Repetition {
+        session: 0,
+        index: 1,
+        warmup: false,
+        span: Span::new(Stamp::from_nanos(1), Stamp::from_nanos(2)),
+        exit_code: Some(1),
+        signal: Some(9),
+        user_s: 0.5,
+        system_s: 0.25,
+        peak_rss_bytes: 1 << 20,
+        left_behind: true,
     }
 }
 
@@ -284,6 +346,10 @@ pub(crate) fn events() -> Vec<Event> {
         Event::phase("warmup", 1.25),
         Event::Record(Box::new(record(0))),
         Event::Record(Box::new(failed)),
+        Event::Started { session: 0, index: 1, warmup: false, pid: 4711, start_ns: Stamp::from_nanos(1) },
+        Event::of_command(Phase { name: "prefill".into(), span: repetition().span, extra: Map::new() }),
+        Event::Gauge { name: "loss".into(), value: 0.5, at_ns: Stamp::from_nanos(2) },
+        Event::Repetition(Box::new(repetition())),
         Event::Warning(Warning::Unscored),
         Event::with("idle_baseline", json!({"power_w": 1.5})),
     ];
@@ -292,6 +358,9 @@ pub(crate) fn events() -> Vec<Event> {
             Event::Session { .. }
             | Event::Phase { .. }
             | Event::Record(_)
+            | Event::Started { .. }
+            | Event::Gauge { .. }
+            | Event::Repetition(_)
             | Event::Warning(_)
             | Event::Event { .. } => {}
         }
@@ -319,6 +388,12 @@ pub(crate) fn warnings() -> Vec<Warning> {
         Warning::BadBaseline,
         Warning::Unscored,
         Warning::OtherDevice { worker: DeviceKind::Cpu },
+        Warning::Throttled { device: text(), fraction: 0.5 },
+        Warning::Notes { skipped: 1, why: text() },
+        Warning::Repeats { done: 1, of: 2 },
+        Warning::Failed { failed: 1, of: 2 },
+        Warning::LeftBehind,
+        Warning::Unwatched { pid: 4711 },
         Warning::Close { error: text() },
         Warning::Contaminated { cores: 0.5 },
     ];
@@ -340,6 +415,12 @@ pub(crate) fn warnings() -> Vec<Warning> {
             | Warning::BadBaseline
             | Warning::Unscored
             | Warning::OtherDevice { .. }
+            | Warning::Throttled { .. }
+            | Warning::Notes { .. }
+            | Warning::Repeats { .. }
+            | Warning::Failed { .. }
+            | Warning::LeftBehind
+            | Warning::Unwatched { .. }
             | Warning::Close { .. }
             | Warning::Contaminated { .. } => {}
         }

@@ -1,6 +1,7 @@
 //! The commands, one file each: words to calls, results to the screen.
 
 pub(crate) mod doctor;
+pub(crate) mod exec;
 pub(crate) mod list;
 pub(crate) mod report;
 pub(crate) mod run;
@@ -13,6 +14,11 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(e.into()),
         _ => Ok(()),
     }
+}
+
+/// Shows something to people, beside the output of a command.
+pub(crate) fn show(text: &str) {
+    let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }
 
 /// Prints a result as JSON.

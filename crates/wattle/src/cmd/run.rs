@@ -9,21 +9,24 @@ use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::fmt::Write;
 use std::io::IsTerminal;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 use wattle_core::units::si;
 use wattle_lab::run::{Progress, What, run as run_lab};
-use wattle_lab::{LabError, Stop, StopCause};
+use wattle_lab::{Destination, LabError, Stop, StopCause};
 
 /// Runs and shows the result.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let what = match &args.resume {
         Some(run) => What::Resume { run: run.clone(), changes: config::flags(&args.spec)? },
         None => What::New {
-            spec: Box::new(config::spec(args)?),
-            out: args.out.clone(),
-            name: args.name.clone(),
-            overwrite: args.overwrite || may_replace(args)?,
+            spec: Box::new(config::spec(args.from.as_deref(), args.config.as_deref(), &args.spec)?),
+            destination: Destination {
+                out: args.out.clone(),
+                name: args.name.clone(),
+                overwrite: args.overwrite || may_replace(&args.out, args.name.as_deref())?,
+            },
         },
     };
     let stop = Stop::default();
@@ -58,8 +61,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
 }
 
 /// Asks before a run is replaced, where there is somebody to ask.
-fn may_replace(args: &RunArgs) -> Result<bool> {
-    let Some(path) = args.name.as_ref().map(|n| args.out.join(n)).filter(|p| p.exists()) else {
+pub(crate) fn may_replace(out: &Path, name: Option<&str>) -> Result<bool> {
+    let Some(path) = name.map(|n| out.join(n)).filter(|p| p.exists()) else {
         return Ok(false);
     };
     if !std::io::stdin().is_terminal() {

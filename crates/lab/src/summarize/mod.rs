@@ -1,0 +1,119 @@
+//! From the run folder to `summary.json`: a function of what is on disk, so a resumed run, a killed one and a whole one are summed
+//! up alike. Figures of queries come from the log, energies of devices, phases and commands from the readings.
+
+mod energy;
+mod told;
+
+use crate::LabError;
+use energy::Measured;
+use std::collections::BTreeMap;
+use told::Told;
+use wattle_core::account::Account;
+use wattle_core::command::Repetition;
+use wattle_core::metrics::{Metric, WHOLE, of_command};
+use wattle_core::sensor::DeviceKind;
+use wattle_core::summary::{RepetitionEnergy, RunInfo, SCHEMA_VERSION, Summary};
+use wattle_core::time::Wall;
+use wattle_core::{Span, Warning};
+use wattle_store::RunDir;
+
+/// Sums up the run in `dir` at the moment `now`.
+pub fn summarize(dir: &RunDir, now: Wall) -> Result<Summary, LabError> {
+    let info = dir.info()?;
+    let told = Told::read(dir)?;
+    let measured = Measured::read(dir, &info, &told)?;
+    let (metrics, complete) = if info.spec.command.is_empty() {
+        (told.records.finish(&told.around), told.records.queries() == info.queries)
+    } else {
+        let runs = counted(&measured);
+        let complete = runs.len() as u64 == info.spec.repeat;
+        (of_command(&runs, &told.around), complete)
+    };
+    let mut warnings = told.warnings.clone();
+    warnings.extend(told.doubts(&info));
+    warnings.extend(measured.doubts(&info));
+    warnings.extend(energy_doubts(&told, &metrics, &info));
+    let sessions = sessions(&told);
+    let (model, engine) = info.model.map(|m| (m.name, m.engine)).unzip();
+    let versions = [("wattle", Some(info.version)), ("engine", engine.flatten())];
+    Ok(Summary {
+        schema_version: SCHEMA_VERSION,
+        run_id: info.run_id,
+        span: sessions.last_key_value().map(|(_, span)| *span),
+        sessions,
+        complete,
+        dataset: model.as_ref().map(|_| info.spec.dataset.clone()),
+        model,
+        dataset_name: info.dataset_name,
+        scorer: info.scorer,
+        hardware_label: info.hardware_label,
+        energy_perimeter: info.perimeter,
+        generated_at: now.to_string(),
+        total_queries: told.records.queries(),
+        output_dir: dir.path().display().to_string(),
+        system_info: info.host,
+        gpu_info: gpus(&info.sensors),
+        versions: BTreeMap::from_iter(
+            versions.into_iter().filter_map(|(what, version)| Some((what.to_owned(), version?))),
+        ),
+        config: info.spec,
+        warnings: warnings.into_iter().map(Into::into).collect(),
+        metrics,
+        devices: measured.devices(&info.sensors),
+        perimeters: measured.perimeters(&info.sensors),
+        resources: measured.resources(&info.sensors, &told),
+        repetitions: measured
+            .repetitions
+            .iter()
+            .map(|(repetition, account)| RepetitionEnergy {
+                repetition: repetition.clone(),
+                energy: account.estimate(),
+            })
+            .collect(),
+        phases: measured.phases,
+        gauges: told.gauges,
+    })
+}
+
+/// The runs of a command that count in figures.
+fn counted(measured: &Measured) -> Vec<(&Repetition, Account)> {
+    let all = measured.repetitions.iter();
+    all.filter(|(r, _)| !r.warmup).map(|(r, account)| (r, *account)).collect()
+}
+
+/// The measured span of each session.
+fn sessions(told: &Told) -> BTreeMap<u32, Span> {
+    let mut sessions: BTreeMap<u32, Span> = told.records.spans().collect();
+    for repetition in told.repetitions.iter().filter(|r| !r.warmup) {
+        let span = sessions.entry(repetition.session).or_insert(repetition.span);
+        *span = Span::new(span.start().min(repetition.span.start()), span.end().max(repetition.span.end()));
+    }
+    sessions
+}
+
+/// Names of the accelerators, each board once.
+fn gpus(sensors: &[wattle_core::Sensor]) -> Vec<String> {
+    let mut boards: Vec<(&str, &str)> = Vec::new();
+    for device in sensors.iter().map(|s| &s.device).filter(|d| d.kind == DeviceKind::Gpu) {
+        if !boards.iter().any(|(id, _)| *id == device.id) {
+            boards.push((&device.id, &device.name));
+        }
+    }
+    boards.iter().map(|(_, name)| (*name).to_owned()).collect()
+}
+
+/// What the energy itself gives reason to doubt.
+fn energy_doubts(told: &Told, metrics: &BTreeMap<String, Metric>, info: &RunInfo) -> Vec<Warning> {
+    let value = |name: &str| metrics.get(name).and_then(|m| m.value);
+    let mut doubts = Vec::new();
+    // A panel that gave no figure at all has no coverage either.
+    let seen = value("energy_coverage").or(info.perimeter.and(value("repetitions")).map(|_| 0.0));
+    if let Some(coverage) = seen.filter(|c| *c < WHOLE) {
+        doubts.push(Warning::Coverage { coverage });
+    }
+    let partial = told.around.idle_power.values().any(|p| p.coverage() < WHOLE);
+    if partial || value("idle_power_w").zip(value("mean_power_w")).is_some_and(|(idle, mean)| idle > mean) {
+        doubts.push(Warning::BadBaseline);
+    }
+    doubts
+}

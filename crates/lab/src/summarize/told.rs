@@ -1,0 +1,147 @@
+//! What the log tells.
+
+use crate::LabError;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use wattle_core::command::{Gauge, Repetition};
+use wattle_core::event::Event;
+use wattle_core::metrics::{Accumulator, Surroundings};
+use wattle_core::seen::Seen;
+use wattle_core::summary::RunInfo;
+use wattle_core::{Seconds, Span, Warning};
+use wattle_store::RunDir;
+
+/// More names than this are a mistake of the program's, and a summary of them all helps nobody.
+const MOST_NAMES: usize = 1000;
+
+#[derive(Default)]
+pub(super) struct Told {
+    pub(super) records: Accumulator,
+    pub(super) around: Surroundings,
+    pub(super) warnings: Vec<Warning>,
+    /// Why queries failed, and how many of them.
+    reasons: BTreeMap<String, u64>,
+    pub(super) repetitions: Vec<Repetition>,
+    /// A run of the command of which no end is told.
+    unended: Option<u32>,
+    /// Phases of the command by name: in which session, and when.
+    pub(super) phases: BTreeMap<String, Vec<(u32, Span)>>,
+    pub(super) gauges: BTreeMap<String, Gauge>,
+}
+
+impl Told {
+    pub(super) fn read(dir: &RunDir) -> Result<Self, LabError> {
+        let mut told = Self::default();
+        let (mut asked, mut session) = (Seen::default(), 0);
+        dir.replay(|line| match line.event {
+            Event::Session { session: number, .. } => session = number,
+            // A query that stands there twice counts once, the first time.
+            Event::Record(record) if asked.insert(record.item.index) => {
+                if let Some(error) = record.exchange.outcome.error() {
+                    count(&mut told.reasons, error);
+                }
+                told.records.push(&record);
+            }
+            Event::Started { pid, .. } => told.unended = Some(pid),
+            Event::Repetition(repetition) => {
+                told.unended = None;
+                told.repetitions.push(*repetition);
+            }
+            Event::Phase { name, span: Some(span), .. } => {
+                if told.phases.len() < MOST_NAMES || told.phases.contains_key(&name) {
+                    told.phases.entry(name).or_default().push((session, span));
+                }
+            }
+            Event::Gauge { name, value, .. } => {
+                if told.gauges.len() < MOST_NAMES || told.gauges.contains_key(&name) {
+                    Gauge::push(&mut told.gauges, &name, value);
+                }
+            }
+            Event::Warning(warning) if !told.warnings.contains(&warning) => told.warnings.push(warning),
+            Event::Event { event, data: Some(data) } => told.event(session, &event, &data),
+            _ => {}
+        })?;
+        Ok(told)
+    }
+
+    fn event(&mut self, session: u32, event: &str, data: &Value) {
+        match event {
+            "idle_baseline" => {
+                if let Ok(power) = serde_json::from_value(data["power_w"].clone()) {
+                    self.around.idle_power.insert(session, power);
+                }
+            }
+            "meter_cost" => {
+                self.around.meter_cpu = add_cost(self.around.meter_cpu, data);
+                let late = data["timing"]["lateness"]["p99_s"].as_f64();
+                self.around.lateness_p99 =
+                    [self.around.lateness_p99, late].into_iter().flatten().reduce(f64::max);
+            }
+            _ => {}
+        }
+    }
+
+    /// What gives reason to doubt.
+    pub(super) fn doubts(&self, info: &RunInfo) -> Vec<Warning> {
+        if info.spec.command.is_empty() { self.query_doubts(info.queries) } else { self.command_doubts(info) }
+    }
+
+    fn command_doubts(&self, info: &RunInfo) -> Vec<Warning> {
+        let counted = || self.repetitions.iter().filter(|r| !r.warmup);
+        let of = counted().count() as u64;
+        let mut doubts = Vec::new();
+        doubts.extend(self.unended.map(|pid| Warning::Unwatched { pid }));
+        if of < info.spec.repeat {
+            doubts.push(Warning::Repeats { done: of, of: info.spec.repeat });
+        }
+        let failed = counted().filter(|r| !r.is_ok()).count() as u64;
+        if failed > 0 {
+            doubts.push(Warning::Failed { failed, of });
+        }
+        if self.repetitions.iter().any(|r| r.left_behind) {
+            doubts.push(Warning::LeftBehind);
+        }
+        doubts
+    }
+
+    fn query_doubts(&self, queries: u64) -> Vec<Warning> {
+        let records = &self.records;
+        let of = records.queries();
+        let mut doubts = Vec::new();
+        if of < queries {
+            doubts.push(Warning::Incomplete { done: of, of: queries });
+        }
+        if records.errors() > 0 {
+            let most = self.reasons.iter().max_by_key(|(_, n)| **n).map(|(reason, _)| reason.clone());
+            doubts.push(Warning::Errors { failed: records.errors(), of, reason: most.unwrap_or_default() });
+        }
+        if records.truncated() > 0 {
+            doubts.push(Warning::Truncated { truncated: records.truncated(), of });
+        }
+        if records.unstreamed() > 0 {
+            doubts.push(Warning::NotStreamed { answers: records.unstreamed() });
+        }
+        match records.scored() {
+            _ if of == 0 => {}
+            0 => doubts.push(Warning::Unscored),
+            scored if scored < of => doubts.push(Warning::PartlyUnscored { unscored: of - scored, of }),
+            _ => {}
+        }
+        doubts
+    }
+}
+
+/// Counts reasons, as long as they are few and short: a server may say anything.
+fn count(reasons: &mut BTreeMap<String, u64>, error: &str) {
+    let reason: String = error.chars().take(200).collect();
+    if reasons.len() < 100 || reasons.contains_key(&reason) {
+        *reasons.entry(reason).or_default() += 1;
+    }
+}
+
+/// Sessions add up.
+fn add_cost(so_far: Option<(Seconds, Seconds)>, data: &Value) -> Option<(Seconds, Seconds)> {
+    let new = data["cpu_s"].as_f64().zip(data["wall_s"].as_f64());
+    let (cpu, wall) = so_far.unwrap_or_default();
+    new.map(|(c, w)| (cpu + Seconds(c), wall + Seconds(w))).or(so_far)
+}

@@ -1,0 +1,152 @@
+//! A program that is started and measured: its end to the microsecond, and what the system says it used.
+#![allow(unsafe_code)] // No safe crate waits for a child and tells what it used.
+
+use crate::clock;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use std::io;
+use std::process::Command;
+use wattle_core::time::Stamp;
+use wattle_core::units::Seconds;
+
+/// A program that runs.
+#[derive(Debug, Clone, Copy)]
+pub struct Child {
+    pid: Pid,
+    /// Just before it was started.
+    pub start: Stamp,
+}
+
+/// How a program ended and what it used, with everything it waited for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Used {
+    /// What it returned; `None` if a signal ended it.
+    pub exit_code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// CPU time in user mode.
+    pub user: Seconds,
+    /// CPU time in the kernel.
+    pub system: Seconds,
+    /// Most memory that any one process held, in bytes.
+    pub peak_rss: u64,
+}
+
+/// Makes this process the parent of whatever its children leave behind, so that it stays in the tree below this one.
+pub fn adopt_orphans() {
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+}
+
+impl Child {
+    /// Starts a program.
+    pub fn spawn(command: &mut Command) -> io::Result<Child> {
+        let start = clock::now();
+        let child = command.spawn()?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        // What the standard library keeps of it is not needed: dropping it neither ends nor waits for the program.
+        Ok(Child { pid: pid.ok_or(io::ErrorKind::InvalidData)?, start })
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// Sends it a signal. It must not have been reaped.
+    pub fn signal(&self, signal: i32) {
+        if let Some(signal) = Signal::from_named_raw(signal) {
+            let _ = rustix::process::kill_process(self.pid, signal);
+        }
+    }
+
+    /// Waits for its end and says when that was; it still has to be [reaped](Child::reap).
+    pub fn wait(&self) -> io::Result<Stamp> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        loop {
+            match rustix::process::waitid(WaitId::Pid(self.pid), options) {
+                Err(rustix::io::Errno::INTR) => {}
+                result => return result.map(|_| clock::now()).map_err(Into::into),
+            }
+        }
+    }
+
+    /// What became of it, once it has ended.
+    pub fn reap(self) -> io::Result<Used> {
+        wait4(self.pid.as_raw_nonzero().get(), 0)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+/// What adopted orphans that have ended used, each of them, and whether others still run.
+pub fn reap_orphans() -> (Vec<Used>, bool) {
+    let mut ended = Vec::new();
+    loop {
+        match wait4(-1, libc::WNOHANG) {
+            Ok(Some(used)) => ended.push(used),
+            Ok(None) => return (ended, true),
+            // Nobody left to wait for.
+            Err(_) => return (ended, false),
+        }
+    }
+}
+
+fn wait4(pid: i32, options: i32) -> io::Result<Option<Used>> {
+    let mut status = 0;
+    // SAFETY: numbers and arrays of numbers, for which zero is a value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    let found = loop {
+        // SAFETY: both places can be written to for the whole of the call.
+        let found = unsafe { libc::wait4(pid, &mut status, options, &mut usage) };
+        if found >= 0 {
+            break found;
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    };
+    let seconds = |t: libc::timeval| Seconds(t.tv_sec as f64 + t.tv_usec as f64 * 1e-6);
+    // Linux counts in KiB, macOS in bytes.
+    let unit = if cfg!(target_os = "macos") { 1 } else { 1024 };
+    let exited = libc::WIFEXITED(status);
+    Ok((found > 0).then(|| Used {
+        exit_code: exited.then(|| libc::WEXITSTATUS(status)),
+        signal: (!exited).then(|| libc::WTERMSIG(status)),
+        user: seconds(usage.ru_utime),
+        system: seconds(usage.ru_stime),
+        peak_rss: u64::try_from(usage.ru_maxrss).unwrap_or(0) * unit,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(script: &str) -> (Child, Stamp, Used) {
+        let child = Child::spawn(Command::new("sh").args(["-c", script])).unwrap();
+        let end = child.wait().unwrap();
+        (child, end, child.reap().unwrap())
+    }
+
+    #[test]
+    fn its_code_its_signal_and_what_it_used_are_told() {
+        let (child, end, used) = run("i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; exit 7");
+        assert_eq!((used.exit_code, used.signal), (Some(7), None));
+        assert!(end > child.start && used.user.get() > 0.0 && used.peak_rss > 100_000, "{used:?}");
+        let (_, _, used) = run("kill -9 $$");
+        assert_eq!((used.exit_code, used.signal), (None, Some(9)));
+    }
+
+    #[test]
+    fn a_signal_reaches_it() {
+        let child = Child::spawn(Command::new("sleep").arg("600")).unwrap();
+        child.signal(15);
+        child.wait().unwrap();
+        assert_eq!(child.reap().unwrap().signal, Some(15));
+    }
+
+    #[test]
+    fn what_is_not_there_cannot_be_started() {
+        let error = Child::spawn(&mut Command::new("/no/such/program")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+}
