@@ -29,6 +29,7 @@ impl Machine {
         };
         write("proc/stat", "cpu  100 20 30 4000 500 6 7 800 90 0\ncpu0 100 20 30 4000 500 6 7 800 90 0\n");
         write("proc/meminfo", "MemTotal: 100 kB\nMemFree: 1 kB\nMemAvailable: 40 kB\n");
+        write("proc/77/stat", "77 (sh) S 1 1 1 0 -1 0 0 0 0 0 5 6 7 8 20 0 1 0 100 4096 9 0\n");
         let scenario = r#"{"devices": [{"kind": "gpu", "id": "R-0", "name": "r", "power": [[0, 100]]}]}"#;
         let scenario = write("replay.json", scenario);
         let sim =
@@ -36,6 +37,7 @@ impl Machine {
         let params = |name: &str| match name {
             "nvml" => Params::from([("library".to_owned(), sim.library.display().to_string())]),
             "replay" => Params::from([("scenario".to_owned(), scenario.clone())]),
+            "procstat" => [("cores", "all"), ("pid", "77")].map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
             _ => Params::new(),
         };
         let mut sources = Vec::new();
