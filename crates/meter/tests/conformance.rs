@@ -7,9 +7,11 @@ mod powercap;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::HashSet;
+use std::path::Path;
 use wattle_core::registry::Params;
-use wattle_core::sensor::Kind;
-use wattle_meter::source::{DRIVERS, Depth, Settings, Source};
+use wattle_core::sensor::{Kind, Reading, SensorId};
+use wattle_core::time::Stamp;
+use wattle_meter::source::{DRIVERS, Depth, Recording, Settings, Source};
 use wattle_sim_nvml::Sim;
 
 /// Every source that can be opened on a made-up machine which has everything.
@@ -125,6 +127,13 @@ fn reading_allocates_nothing() {
     let settings = Settings { params: Params::new(), root: perf.root().to_owned(), recordings: None };
     let rapl = DRIVERS.iter().find(|d| d.about.name == "rapl").unwrap();
     machine.sources.extend((rapl.open)(&settings).ok().map(|source| ("rapl by perf events", source)));
+    let played = Settings {
+        params: Params::from([("run".into(), "any".into())]),
+        recordings: Some(played),
+        ..settings
+    };
+    let replay = DRIVERS.iter().find(|d| d.about.name == "replay").unwrap();
+    machine.sources.push(("replay of a run", (replay.open)(&played).unwrap()));
     for (name, mut source) in machine.sources {
         let mut sum = 0.0;
         let before = ALLOCATIONS.get();
@@ -133,6 +142,17 @@ fn reading_allocates_nothing() {
         }
         assert_eq!(ALLOCATIONS.get(), before, "{name} allocates while reading (sum {sum})");
     }
+}
+
+/// A run with many readings at every moment.
+fn played(_: &Path) -> Result<Recording, String> {
+    let sensors = Machine::new().sources.iter().flat_map(|(_, s)| s.sensors().to_vec()).collect::<Vec<_>>();
+    let ids = 0..sensors.len() as u16;
+    let at = |n: u64| Stamp::from_nanos(n * 1000);
+    let readings = (1..100_000).flat_map(move |n| {
+        ids.clone().map(move |id| Ok(Reading { sensor: SensorId(id), at: at(n), value: Some(n as f64) }))
+    });
+    Ok(Recording { sensors, readings: Box::new(readings) })
 }
 
 /// The system's allocator, counting per thread. A library that is loaded has its own.

@@ -2,14 +2,15 @@
 
 use crate::LabError;
 use crate::client::{Client, Place};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use wattle_core::sensor::{DeviceKind, Panel, Sensor};
 use wattle_core::spec::{Energy, Spec};
 use wattle_core::summary::SourceInfo;
 use wattle_core::{Method, Warning};
 use wattle_meter::Meter;
-use wattle_meter::source::{self, Wanted};
+use wattle_meter::source::{self, Recording, Wanted};
+use wattle_store::RunDir;
 
 /// The running meter, or the reasons why there is none.
 pub(super) struct Metering {
@@ -48,7 +49,7 @@ impl Metering {
             estimate: spec.energy == Energy::Auto,
             worker,
             lenient: false,
-            recordings: None,
+            recordings: Some(recording),
         })?;
         let sensors: Vec<Sensor> = opened.sources.iter().flat_map(|s| s.sensors().iter().cloned()).collect();
         let panel = Panel::choose(&sensors, worker);
@@ -102,4 +103,19 @@ impl Metering {
     pub(super) fn tried(&self) -> &[SourceInfo] {
         &self.tried
     }
+}
+
+/// The first session of a run. A later one may be of another boot, whose clock and counters began anew.
+fn recording(run: &Path) -> Result<Recording, String> {
+    let open = || {
+        let dir = RunDir::open(run)?;
+        Ok((dir.info()?.sensors, dir.stored_readings()?))
+    };
+    let (sensors, stored) = open().map_err(|e: wattle_store::StoreError| e.to_string())?;
+    let mut first = None;
+    let readings = stored.map_while(move |row| match row {
+        Ok((session, reading)) => (session == *first.get_or_insert(session)).then_some(Ok(reading)),
+        Err(e) => Some(Err(e.to_string())),
+    });
+    Ok(Recording { sensors, readings: Box::new(readings) })
 }
