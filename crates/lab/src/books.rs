@@ -41,6 +41,8 @@ pub(crate) struct Metered {
     drained: Vec<Reading>,
     /// No window that will be asked for starts before this.
     pub(crate) needed_from: Stamp,
+    /// The sensor of all that this machine's CPUs do; a replayed run brings one of its own.
+    cpu_busy: Option<SensorId>,
     /// The first and the last look at who is busy.
     busy: Vec<Busy>,
 }
@@ -72,7 +74,13 @@ impl Books {
             None => None,
             Some(meter) => {
                 let sensors = meter.sensors().to_vec();
+                let of_machine = |s: &Sensor| {
+                    s.source == "procstat"
+                        && (s.device.kind, s.quantity) == (DeviceKind::Machine, Quantity::CpuBusy)
+                };
+                let cpu_busy = sensors.iter().position(of_machine);
                 let mut metered = Metered {
+                    cpu_busy: cpu_busy.and_then(|i| u16::try_from(i).ok()).map(SensorId),
                     readings: dir.readings(session, &sensors)?,
                     timeline: Timeline::new(&sensors),
                     sensors,
@@ -178,7 +186,12 @@ impl Books {
             warnings.push(Warning::ReadingsLost { lost: cost.lost });
         }
         for (id, sensor) in (0u16..).zip(&metered.sensors) {
-            if let Some(what) = describe(&metered.timeline.anomalies(SensorId(id))) {
+            let mut anomalies = metered.timeline.anomalies(SensorId(id));
+            // CPU time stands still when nothing runs, and the kernel lets idle time go back.
+            if sensor.energy_method().is_none() {
+                (anomalies.stalls, anomalies.resets) = (0, 0);
+            }
+            if let Some(what) = describe(&anomalies) {
                 warnings.push(Warning::Sensor { sensor: sensor.name.clone(), what });
             }
         }
@@ -220,8 +233,7 @@ impl Metered {
 
     fn take(&mut self, reading: &Reading) -> Result<(), LabError> {
         self.timeline.push(reading);
-        let sensor = &self.sensors[usize::from(reading.sensor.0)];
-        if (sensor.device.kind, sensor.quantity) == (DeviceKind::Machine, Quantity::CpuBusy)
+        if Some(reading.sensor) == self.cpu_busy
             && let Some(machine) = reading.value
         {
             self.busy.truncate(1);

@@ -14,5 +14,6 @@ mod summarize;
 
 pub use error::LabError;
 pub use folder::Destination;
+pub use metering::recording;
 pub use stop::{Stop, StopCause};
 pub use summarize::summarize;

@@ -2,15 +2,16 @@
 
 use crate::LabError;
 use crate::client::Place;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use wattle_core::qualify::{Qualification, Qualifier};
 use wattle_core::sensor::{DeviceKind, Panel, Reading, Sensor, SensorId};
 use wattle_core::spec::{Energy, Spec};
 use wattle_core::summary::SourceInfo;
 use wattle_core::{Method, Warning};
-use wattle_meter::source::{self, Wanted};
+use wattle_meter::source::{self, Recording, Wanted};
 use wattle_meter::{Meter, clock};
+use wattle_store::RunDir;
 
 /// How often sensors are looked at while they are qualified.
 const LOOK: Duration = Duration::from_millis(20);
@@ -63,7 +64,7 @@ impl Metering {
             estimate: spec.energy == Energy::Auto,
             worker: chosen_for,
             lenient: false,
-            recordings: None,
+            recordings: Some(recording),
         })?;
         let sensors: Vec<Sensor> = opened.sources.iter().flat_map(|s| s.sensors().iter().cloned()).collect();
         let panel = Panel::choose(&sensors, chosen_for, &[]);
@@ -164,4 +165,20 @@ impl Metering {
         let chosen = self.panel.iter().flat_map(|p| &p.sensors);
         chosen.map(|s| self.sensors()[usize::from(s.0)].name.clone()).collect()
     }
+}
+
+/// Opens the first session of a run for the source `replay`. A later one may be of another boot, whose clock and counters began
+/// anew.
+pub fn recording(run: &Path) -> Result<Recording, String> {
+    let open = || {
+        let dir = RunDir::open(run)?;
+        Ok((dir.info()?.sensors, dir.stored_readings()?))
+    };
+    let (sensors, stored) = open().map_err(|e: wattle_store::StoreError| e.to_string())?;
+    let mut first = None;
+    let readings = stored.map_while(move |row| match row {
+        Ok((session, reading)) => (session == *first.get_or_insert(session)).then_some(Ok(reading)),
+        Err(e) => Some(Err(e.to_string())),
+    });
+    Ok(Recording { sensors, readings: Box::new(readings) })
 }

@@ -7,9 +7,11 @@ mod powercap;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::HashSet;
+use std::path::Path;
 use wattle_core::registry::Params;
-use wattle_core::sensor::Kind;
-use wattle_meter::source::{DRIVERS, Depth, Settings, Source};
+use wattle_core::sensor::{Kind, Reading, SensorId};
+use wattle_core::time::Stamp;
+use wattle_meter::source::{DRIVERS, Depth, Recording, Settings, Source};
 use wattle_sim_nvml::Sim;
 
 /// Every source that can be opened on a made-up machine which has everything.
@@ -29,6 +31,7 @@ impl Machine {
         };
         write("proc/stat", "cpu  100 20 30 4000 500 6 7 800 90 0\ncpu0 100 20 30 4000 500 6 7 800 90 0\n");
         write("proc/meminfo", "MemTotal: 100 kB\nMemFree: 1 kB\nMemAvailable: 40 kB\n");
+        write("proc/77/stat", "77 (sh) S 1 1 1 0 -1 0 0 0 0 0 5 6 7 8 20 0 1 0 100 4096 9 0\n");
         let scenario = r#"{"devices": [{"kind": "gpu", "id": "R-0", "name": "r", "power": [[0, 100]]}]}"#;
         let scenario = write("replay.json", scenario);
         let sim =
@@ -36,6 +39,7 @@ impl Machine {
         let params = |name: &str| match name {
             "nvml" => Params::from([("library".to_owned(), sim.library.display().to_string())]),
             "replay" => Params::from([("scenario".to_owned(), scenario.clone())]),
+            "procstat" => [("cores", "all"), ("pid", "77")].map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
             _ => Params::new(),
         };
         let mut sources = Vec::new();
@@ -116,7 +120,21 @@ fn hardware_that_goes_away_gives_nothing_and_no_panic() {
 
 #[test]
 fn reading_allocates_nothing() {
-    for (name, mut source) in Machine::new().sources {
+    let mut machine = Machine::new();
+    // RAPL the other way, where the system allows it.
+    let perf = powercap::Tree::empty();
+    perf.pmu(&["energy-pkg"]);
+    let settings = Settings { params: Params::new(), root: perf.root().to_owned(), recordings: None };
+    let rapl = DRIVERS.iter().find(|d| d.about.name == "rapl").unwrap();
+    machine.sources.extend((rapl.open)(&settings).ok().map(|source| ("rapl by perf events", source)));
+    let played = Settings {
+        params: Params::from([("run".into(), "any".into())]),
+        recordings: Some(played),
+        ..settings
+    };
+    let replay = DRIVERS.iter().find(|d| d.about.name == "replay").unwrap();
+    machine.sources.push(("replay of a run", (replay.open)(&played).unwrap()));
+    for (name, mut source) in machine.sources {
         let mut sum = 0.0;
         let before = ALLOCATIONS.get();
         for depth in [Depth::Fast, Depth::All, Depth::Fast, Depth::All] {
@@ -124,6 +142,17 @@ fn reading_allocates_nothing() {
         }
         assert_eq!(ALLOCATIONS.get(), before, "{name} allocates while reading (sum {sum})");
     }
+}
+
+/// A run with many readings at every moment.
+fn played(_: &Path) -> Result<Recording, String> {
+    let sensors = Machine::new().sources.iter().flat_map(|(_, s)| s.sensors().to_vec()).collect::<Vec<_>>();
+    let ids = 0..sensors.len() as u16;
+    let at = |n: u64| Stamp::from_nanos(n * 1000);
+    let readings = (1..100_000).flat_map(move |n| {
+        ids.clone().map(move |id| Ok(Reading { sensor: SensorId(id), at: at(n), value: Some(n as f64) }))
+    });
+    Ok(Recording { sensors, readings: Box::new(readings) })
 }
 
 /// The system's allocator, counting per thread. A library that is loaded has its own.

@@ -62,6 +62,30 @@ fn sockets_are_in_order_also_beyond_ten() {
 }
 
 #[test]
+fn an_amd_package_is_read_without_its_cores() {
+    let tree = Tree::empty();
+    tree.zone("intel-rapl", "intel-rapl:0", "package-0");
+    tree.zone("intel-rapl", "intel-rapl:0/intel-rapl:0:0", "core");
+    let opened = open(&tree).unwrap();
+    let names: Vec<&str> = opened.sources[0].sensors().iter().map(|s| s.name.as_str()).collect();
+    assert_eq!(names, ["rapl/package-0/energy"]);
+}
+
+#[test]
+fn every_die_of_a_socket_is_a_device() {
+    let tree = Tree::empty();
+    for (n, name) in [(0, "package-0-die-0"), (1, "package-0-die-1"), (2, "package-1-die-0")] {
+        tree.zone("intel-rapl", &format!("intel-rapl:{n}"), name);
+        tree.zone("intel-rapl", &format!("intel-rapl:{n}/intel-rapl:{n}:0"), "dram");
+    }
+    let opened = open(&tree).unwrap();
+    let sensors = opened.sources[0].sensors();
+    assert_eq!(sensors.len(), 6);
+    assert_eq!(sensors[3].name, "rapl/package-0-die-1/dram/energy");
+    assert_eq!(Panel::choose(sensors, None).unwrap().sensors.len(), 6);
+}
+
+#[test]
 fn a_counter_is_in_joules_and_knows_where_it_wraps() {
     let tree = Tree::two_sockets();
     let mut opened = open(&tree).unwrap();
@@ -152,4 +176,101 @@ fn garbage_and_emptiness_later_are_gaps_of_that_counter_alone() {
     }
     tree.set("intel-rapl:0", 7.0);
     assert_eq!(read(&mut opened)[0], Some(7.0));
+}
+
+/// Opens RAPL by perf events, or sees to it that a system which forbids them is named as the reason.
+fn open_by_perf(tree: &Tree) -> Option<Opened> {
+    match open(tree) {
+        Ok(opened) => Some(opened),
+        Err(e) => {
+            let told = e.to_string();
+            assert!(told.contains("perf_event_open of energy-pkg on CPU 0: "), "{told}");
+            let forbidden = ["Operation not permitted", "Permission denied", "Function not implemented"];
+            let reason = forbidden.iter().find(|r| told.contains(*r));
+            assert!(reason.is_some(), "perf events are there and cannot be used: {told}");
+            let permission = reason != Some(&"Function not implemented");
+            assert_eq!(told.contains("kernel.perf_event_paranoid=0"), permission, "{told}");
+            None
+        }
+    }
+}
+
+#[test]
+fn where_powercap_is_hidden_perf_events_are_read_under_the_same_names() {
+    let tree = Tree::two_sockets();
+    std::fs::remove_dir_all(tree.root().join("sys/devices")).unwrap();
+    tree.pmu(&["energy-cores", "energy-pkg", "energy-gpu", "energy-ram", "energy-psys"]);
+    let Some(mut opened) = open_by_perf(&tree) else { return };
+    let sensors = opened.sources[0].sensors().to_vec();
+    let names: Vec<&str> = sensors.iter().map(|s| s.name.as_str()).collect();
+    assert_eq!(names, ["rapl/package-0/energy", "rapl/package-0/dram/energy"]);
+    let by_powercap = open(&Tree::two_sockets()).unwrap();
+    for (perf, powercap) in sensors.iter().zip(by_powercap.sources[0].sensors()) {
+        assert_eq!(perf.device, powercap.device);
+        assert_eq!((perf.perimeter, perf.trust), (powercap.perimeter, powercap.trust));
+        assert_eq!(perf.kind, Kind::Counter { wrap: None }, "the kernel follows the wraps");
+    }
+    assert!(read(&mut opened).iter().all(Option::is_some));
+    let facts = &opened.tried[0].facts;
+    assert_eq!(facts["way"], "perf");
+    assert!(facts["path"].ends_with("/sys/bus/event_source/devices/power"), "{facts:?}");
+}
+
+#[test]
+fn an_event_counts_from_when_it_was_opened_and_at_its_scale() {
+    let tree = Tree::empty();
+    tree.pmu(&["energy-pkg"]);
+    let opening = clock::now();
+    let Some(mut opened) = open_by_perf(&tree) else { return };
+    let first = read(&mut opened)[0].unwrap();
+    clock::sleep_until(clock::now().plus_nanos(50_000_000));
+    let before = clock::now();
+    let second = read(&mut opened)[0].unwrap();
+    // One joule a second: no more than has passed since it was opened, and no less than between the reads.
+    assert!(second <= clock::now().since(opening).get(), "{second}");
+    assert!(second - first > 0.049 && second > before.since(opening).get() * 0.5, "{first} {second}");
+}
+
+#[test]
+fn powercap_comes_before_perf_events() {
+    let tree = Tree::two_sockets();
+    tree.pmu(&["energy-pkg"]);
+    let opened = open(&tree).unwrap();
+    assert_eq!(opened.sources[0].sensors().len(), 4);
+    assert_eq!(opened.tried[0].facts["way"], "powercap");
+    assert!(opened.tried[0].facts["path"].contains("intel-rapl:1/intel-rapl:1:0"));
+}
+
+#[test]
+fn when_both_ways_are_closed_both_reasons_are_told() {
+    let pmu = "sys/bus/event_source/devices/power";
+    for (file, text, reason) in [
+        ("type", "many", "power/type says \"many\""),
+        ("cpumask", "", "power/cpumask says \"\""),
+        // No machine has it.
+        ("cpumask", "65535", "cpu65535/topology/physical_package_id"),
+        ("events/energy-pkg", "config=2", "energy-pkg says \"config=2\""),
+        ("events/energy-pkg.unit", "Calories", "in Calories, not in Joules"),
+        ("events/energy-pkg.scale", "-1", "scale -1"),
+        ("events/energy-pkg.scale", "inf", "scale inf"),
+    ] {
+        let tree = Tree::empty();
+        tree.pmu(&["energy-pkg"]);
+        tree.write(&format!("{pmu}/{file}"), text);
+        let refusal = refusal(&tree);
+        assert!(refusal.contains("no RAPL package in "), "{refusal}");
+        assert!(refusal.contains(reason), "{reason}: {refusal}");
+    }
+    // What a small virtual machine shows.
+    let tree = Tree::empty();
+    tree.pmu(&["energy-psys"]);
+    assert!(refusal(&tree).contains("counts no packages (energy-pkg)"));
+}
+
+#[test]
+fn a_pmu_number_that_the_kernel_does_not_know_is_refused() {
+    let tree = Tree::empty();
+    tree.pmu(&["energy-pkg"]);
+    tree.write("sys/bus/event_source/devices/power/type", "4000000000\n");
+    assert!(refusal(&tree).contains("perf_event_open of energy-pkg on CPU 0: "));
 }

@@ -1,13 +1,16 @@
-//! CPU packages and main memory by RAPL, through Linux powercap. AMD's counters are in the same tree as Intel's.
+//! CPU packages and main memory by RAPL: through Linux powercap, or through perf events where that cannot be read. AMD's
+//! counters are in the same places as Intel's. Both ways give the same sensors, so that runs compare.
 //!
 //! Read are the packages of every socket and the `dram` zone nested in each, which its package does not contain. Not read is
-//! what would count twice: `core` and `uncore` lie inside the package, `psys` around it, `intel-rapl-mmio` is package 0 again.
+//! what would count twice: `core` and `uncore` (perf: `cores`, `gpu`) lie inside the package, `psys` around it, `intel-rapl-mmio` is package 0 again.
+
+mod perf;
+mod pmu;
+mod powercap;
 
 use super::{Depth, Driver, Settings, Source, Unavailable, When};
+use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
 use wattle_core::registry::About;
 use wattle_core::sensor::{Device, DeviceKind, Kind, Perimeter, Quantity, Sensor, Trust};
 
@@ -22,7 +25,7 @@ const DRAM_GAIN: f64 = 0.10;
 pub(super) const DRIVER: Driver = Driver {
     about: About {
         name: "rapl",
-        about: "CPU packages and main memory by RAPL (Linux powercap, Intel and AMD)",
+        about: "CPU packages and main memory by RAPL (Linux powercap or perf events, Intel and AMD)",
         options: &[],
     },
     when: When::Present,
@@ -31,32 +34,45 @@ pub(super) const DRIVER: Driver = Driver {
 
 struct Rapl {
     /// One per sensor, kept open: a `pread` costs a tenth of opening and reading anew.
-    counters: Vec<File>,
+    counters: Vec<Counter>,
     sensors: Vec<Sensor>,
+    facts: BTreeMap<String, String>,
+}
+
+/// A way to the counters.
+struct Way {
+    name: &'static str,
+    /// Where in sysfs.
+    path: String,
+    found: Vec<Found>,
+}
+
+/// A counter, and what it counts.
+struct Found {
+    counter: Counter,
+    device: Device,
+    wrap: Option<f64>,
+}
+
+enum Counter {
+    Powercap(File),
+    Perf(pmu::Event),
 }
 
 impl Rapl {
     fn open(settings: &Settings) -> Result<Self, Unavailable> {
-        let root = settings.path("/sys/class/powercap");
-        let zones = zones(&root).map_err(|refused| unreadable(&[refused]))?;
-        if zones.is_empty() {
-            return Err(Unavailable::new(
-                format!("no RAPL package in {}", root.display()),
-                "on a physical machine `sudo modprobe intel_rapl_msr` (AMD too); virtual ones rarely have it",
-            ));
-        }
-        let (mut rapl, mut refused) = (Self { counters: Vec::new(), sensors: Vec::new() }, Vec::new());
-        for zone in zones {
-            match zone.open() {
-                Ok((counter, wrap)) => {
-                    rapl.counters.push(counter);
-                    rapl.sensors.push(zone.sensor(wrap));
-                }
-                Err(e) => refused.push(e),
-            }
-        }
-        // What is left of the machine when a part cannot be read is not its energy.
-        if refused.is_empty() { Ok(rapl) } else { Err(unreadable(&refused)) }
+        let powercap = powercap::open(&settings.path("/sys/class/powercap"));
+        let way = powercap.or_else(|first| {
+            pmu::open(settings).map_err(|second| {
+                let why = format!("{}; by perf events: {}", first.why, second.why);
+                let fix = second.fix.map_or_else(String::new, |fix| format!("; or {fix}"));
+                Unavailable::new(why, first.fix + &fix)
+            })
+        })?;
+        let facts = [("way".to_owned(), way.name.to_owned()), ("path".to_owned(), way.path)].into();
+        let sensors = way.found.iter().map(Found::sensor).collect();
+        let counters = way.found.into_iter().map(|f| f.counter).collect();
+        Ok(Self { counters, sensors, facts })
     }
 }
 
@@ -67,36 +83,21 @@ impl Source for Rapl {
 
     fn read(&mut self, _depth: Depth, put: &mut dyn FnMut(usize, Option<f64>)) {
         for (i, counter) in self.counters.iter().enumerate() {
-            put(i, microjoules(counter).ok().map(|uj| uj as f64 / 1e6));
+            let joules = match counter {
+                Counter::Powercap(file) => powercap::joules(file),
+                Counter::Perf(event) => event.joules(),
+            };
+            put(i, joules);
         }
+    }
+
+    fn facts(&self) -> BTreeMap<String, String> {
+        self.facts.clone()
     }
 }
 
-/// A powercap zone that is read.
-struct Zone {
-    folder: PathBuf,
-    device: Device,
-}
-
-/// A file that could not be used.
-type Refused = (PathBuf, io::Error);
-
-impl Zone {
-    fn open(&self) -> Result<(File, f64), Refused> {
-        let at = |file: &str| {
-            let path = self.folder.join(file);
-            let opened = File::open(&path).and_then(|f| Ok((microjoules(&f)?, f)));
-            opened.map_err(|e| (path, e))
-        };
-        let (_, counter) = at("energy_uj")?;
-        let (range, _) = at("max_energy_range_uj")?;
-        if range == 0 {
-            return Err((self.folder.join("max_energy_range_uj"), io::ErrorKind::InvalidData.into()));
-        }
-        Ok((counter, range as f64 / 1e6))
-    }
-
-    fn sensor(&self, wrap: f64) -> Sensor {
+impl Found {
+    fn sensor(&self) -> Sensor {
         let gain = if self.device.kind == DeviceKind::Dram { DRAM_GAIN } else { PACKAGE_GAIN };
         Sensor {
             name: format!("rapl/{}/energy", self.device.id),
@@ -104,7 +105,7 @@ impl Zone {
             device: self.device.clone(),
             quantity: Quantity::Energy,
             perimeter: Perimeter::Host,
-            kind: Kind::Counter { wrap: Some(wrap) },
+            kind: Kind::Counter { wrap: self.wrap },
             trust: Trust::Measured { gain },
             // The hardware counts in steps of 15 to 61 µJ.
             quantum: 61e-6,
@@ -113,91 +114,13 @@ impl Zone {
     }
 }
 
-/// Every package, each followed by its memory, in the order of the sockets.
-fn zones(root: &Path) -> Result<Vec<Zone>, Refused> {
-    let mut zones = Vec::new();
-    for (number, folder) in children(root, "intel-rapl:") {
-        let package = name_of(&folder)?;
-        // `package-0`, or `package-0-die-1` where a socket has several.
-        if !package.starts_with("package-") {
-            continue;
-        }
-        let device = Device { kind: DeviceKind::Cpu, id: package.clone(), name: format!("CPU {package}") };
-        zones.push(Zone { folder: folder.clone(), device });
-        for (_, folder) in children(&folder, &format!("intel-rapl:{number}:")) {
-            if name_of(&folder)? == "dram" {
-                let (id, name) = (format!("{package}/dram"), format!("main memory of {package}"));
-                zones.push(Zone { folder, device: Device { kind: DeviceKind::Dram, id, name } });
-            }
-        }
-    }
-    Ok(zones)
+/// A package, by powercap's name for it.
+fn package(name: &str) -> Device {
+    Device { kind: DeviceKind::Cpu, id: name.into(), name: format!("CPU {name}") }
 }
 
-/// The folders in `parent` called `prefix` and a number, by number. None if there is no `parent`.
-fn children(parent: &Path, prefix: &str) -> Vec<(u32, PathBuf)> {
-    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
-    let numbered = |entry: std::fs::DirEntry| {
-        let number = entry.file_name().to_str()?.strip_prefix(prefix)?.parse().ok()?;
-        Some((number, entry.path()))
-    };
-    let mut children: Vec<(u32, PathBuf)> = entries.filter_map(numbered).collect();
-    children.sort_unstable();
-    children
-}
-
-fn name_of(zone: &Path) -> Result<String, Refused> {
-    let path = zone.join("name");
-    let name = std::fs::read_to_string(&path).map_err(|e| (path, e))?;
-    Ok(name.trim().to_owned())
-}
-
-/// The number in a file of powercap. Allocates nothing, also when it fails.
-fn microjoules(file: &File) -> io::Result<u64> {
-    let mut buffer = [0u8; 32];
-    let n = file.read_at(&mut buffer, 0)?;
-    let text = std::str::from_utf8(&buffer[..n]).map(str::trim_end);
-    text.ok().and_then(|t| t.parse().ok()).ok_or(io::ErrorKind::InvalidData.into())
-}
-
-fn unreadable(refused: &[Refused]) -> Unavailable {
-    let path = |(path, _): &Refused| path.display().to_string();
-    let denied = refused.iter().filter(|(_, e)| e.kind() == io::ErrorKind::PermissionDenied);
-    let denied: Vec<String> = denied.map(path).collect();
-    // For root alone since Linux 5.10: power tells what a CPU computes (CVE-2020-8694).
-    let chmod = format!("run `sudo chmod a+r {}` (again after each boot)", denied.join(" "));
-    if denied.len() == refused.len() {
-        return Unavailable::new(format!("{} RAPL counters are for root alone", denied.len()), chmod);
-    }
-    let list: Vec<String> = refused.iter().map(|r| format!("{}: {}", path(r), r.1)).collect();
-    let fix = if denied.is_empty() {
-        // Docker, containerd and Podman hide powercap since 2023 (moby GHSA-jq35-85cj-fj4p).
-        "in a container, start it so that it sees powercap (Docker: --security-opt systempaths=unconfined); \
-         else reload the driver: `sudo modprobe -r intel_rapl_msr; sudo modprobe intel_rapl_msr`"
-            .into()
-    } else {
-        chmod
-    };
-    Unavailable::new(format!("cannot read {}", list.join(", ")), fix)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn files_for_root_alone_are_told_with_the_command_that_opens_them() {
-        let refuse = |path: &str, kind: io::ErrorKind| (PathBuf::from(path), kind.into());
-        let refused = [
-            refuse("/sys/class/powercap/intel-rapl:0/energy_uj", io::ErrorKind::PermissionDenied),
-            refuse("/sys/class/powercap/intel-rapl:1/energy_uj", io::ErrorKind::PermissionDenied),
-        ];
-        let told = unreadable(&refused);
-        assert_eq!(
-            told.fix,
-            "run `sudo chmod a+r /sys/class/powercap/intel-rapl:0/energy_uj \
-             /sys/class/powercap/intel-rapl:1/energy_uj` (again after each boot)"
-        );
-        assert_eq!(told.why, "2 RAPL counters are for root alone");
-    }
+/// The main memory of a package.
+fn dram(package: &str) -> Device {
+    let (id, name) = (format!("{package}/dram"), format!("main memory of {package}"));
+    Device { kind: DeviceKind::Dram, id, name }
 }

@@ -53,6 +53,26 @@ impl Tree {
         file.write_all_at(text.as_bytes(), 0).unwrap();
     }
 
+    /// Adds a `power` PMU for CPU 0, whose events are perf's software clock: a joule a second, by the real system call.
+    pub(crate) fn pmu(&self, events: &[&str]) {
+        self.write("sys/bus/event_source/devices/power/type", "1\n"); // PERF_TYPE_SOFTWARE
+        self.write("sys/bus/event_source/devices/power/cpumask", "0\n");
+        for event in events {
+            let path = format!("sys/bus/event_source/devices/power/events/{event}");
+            self.write(&path, "event=0x00\n"); // PERF_COUNT_SW_CPU_CLOCK, in nanoseconds
+            self.write(&format!("{path}.scale"), "1e-9\n");
+            self.write(&format!("{path}.unit"), "Joules\n");
+        }
+        self.write("sys/devices/system/cpu/cpu0/topology/physical_package_id", "0\n");
+    }
+
+    /// Any other file.
+    pub(crate) fn write(&self, path: &str, text: &str) {
+        let path = self.root().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
     /// Adds a zone to a control type, `intel-rapl` or `intel-rapl-mmio`.
     pub(crate) fn zone(&self, control: &str, zone: &str, name: &str) {
         let powercap = self.root().join("sys/devices/virtual/powercap").join(control);

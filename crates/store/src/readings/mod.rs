@@ -24,7 +24,7 @@ use wattle_core::{Reading, Sensor, SensorId, Stamp};
 /// Rows of a batch: what is held in memory at most, on either side.
 const BATCH: usize = 1 << 16;
 
-type Batches = Box<dyn Iterator<Item = Result<RecordBatch>>>;
+type Batches = Box<dyn Iterator<Item = Result<RecordBatch>> + Send>;
 
 fn schema() -> SchemaRef {
     let names = DataType::Dictionary(Box::new(DataType::UInt16), Box::new(DataType::Utf8));
@@ -56,7 +56,7 @@ pub(crate) fn create(run: &Path, session: u32, sensors: &[Sensor]) -> Result<Rea
 }
 
 /// The readings of a run with the session each belongs to, session by session, each in the order of reading.
-pub struct StoredReadings(Box<dyn Iterator<Item = Result<(u32, Reading)>>>);
+pub struct StoredReadings(Box<dyn Iterator<Item = Result<(u32, Reading)>> + Send>);
 
 impl StoredReadings {
     pub(crate) fn open(run: &Path, sensors: &[Sensor]) -> Result<Self> {

@@ -81,6 +81,7 @@ fn examine(args: &DoctorArgs) -> Result<Findings> {
         root: args.root.clone(),
         estimate: true,
         lenient: true,
+        recordings: Some(wattle_lab::recording),
         ..Wanted::default()
     })?;
     let mut meter = Meter::start(opened.sources, Duration::from_millis(5))?;
