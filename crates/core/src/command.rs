@@ -32,8 +32,8 @@ pub struct Repetition {
     pub user_s: f64,
     /// CPU seconds in the kernel, likewise.
     pub system_s: f64,
-    /// Most memory that any one of its processes held.
-    pub peak_rss_bytes: u64,
+    /// Most memory that any one of its processes held; `None` if less than wattle itself.
+    pub peak_rss_bytes: Option<u64>,
     /// Whether processes it started were still running at its end.
     pub left_behind: bool,
 }
@@ -302,7 +302,7 @@ mod tests {
             signal: None,
             user_s: 0.0,
             system_s: 0.0,
-            peak_rss_bytes: 0,
+            peak_rss_bytes: None,
             left_behind: false,
         };
         assert_eq!((repetition.code(), repetition.is_ok()), (7, false));

@@ -14,6 +14,8 @@ pub struct Child {
     pid: Pid,
     /// Just before it was started.
     pub start: Stamp,
+    /// Most memory that this process had held by then: the system counts it as the program's own, because it began as a copy.
+    inherited: u64,
 }
 
 /// How a program ended and what it used, with everything it waited for.
@@ -27,8 +29,8 @@ pub struct Used {
     pub user: Seconds,
     /// CPU time in the kernel.
     pub system: Seconds,
-    /// Most memory that any one process held, in bytes.
-    pub peak_rss: u64,
+    /// Most memory that any one process held, in bytes; `None` if it was less than this process held when it started the program.
+    pub peak_rss: Option<u64>,
 }
 
 /// Makes this process the parent of whatever its children leave behind, so that it stays in the tree below this one.
@@ -44,7 +46,7 @@ impl Child {
         let child = command.spawn()?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         // What the standard library keeps of it is not needed: dropping it neither ends nor waits for the program.
-        Ok(Child { pid: pid.ok_or(io::ErrorKind::InvalidData)?, start })
+        Ok(Child { pid: pid.ok_or(io::ErrorKind::InvalidData)?, start, inherited: own_peak() })
     }
 
     /// Its number.
@@ -72,7 +74,8 @@ impl Child {
 
     /// What became of it, once it has ended.
     pub fn reap(self) -> io::Result<Used> {
-        wait4(self.pid.as_raw_nonzero().get(), 0)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+        let used = wait4(self.pid.as_raw_nonzero().get(), 0)?.ok_or(io::ErrorKind::NotFound)?;
+        Ok(Used { peak_rss: used.peak_rss.filter(|peak| *peak > self.inherited), ..used })
     }
 }
 
@@ -104,17 +107,34 @@ fn wait4(pid: i32, options: i32) -> io::Result<Option<Used>> {
             return Err(error);
         }
     };
-    let seconds = |t: libc::timeval| Seconds(t.tv_sec as f64 + t.tv_usec as f64 * 1e-6);
+    Ok((found > 0).then(|| used(status, &usage)))
+}
+
+/// Most memory that this process has held.
+fn own_peak() -> u64 {
+    // SAFETY: as in `wait4`.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the place can be written to for the whole of the call; it fails for nobody's own usage.
+    unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) };
+    peak_of(&usage)
+}
+
+fn peak_of(usage: &libc::rusage) -> u64 {
     // Linux counts in KiB, macOS in bytes.
     let unit = if cfg!(target_os = "macos") { 1 } else { 1024 };
+    u64::try_from(usage.ru_maxrss).unwrap_or(0) * unit
+}
+
+fn used(status: i32, usage: &libc::rusage) -> Used {
+    let seconds = |t: libc::timeval| Seconds(t.tv_sec as f64 + t.tv_usec as f64 * 1e-6);
     let exited = libc::WIFEXITED(status);
-    Ok((found > 0).then(|| Used {
+    Used {
         exit_code: exited.then(|| libc::WEXITSTATUS(status)),
         signal: (!exited).then(|| libc::WTERMSIG(status)),
         user: seconds(usage.ru_utime),
         system: seconds(usage.ru_stime),
-        peak_rss: u64::try_from(usage.ru_maxrss).unwrap_or(0) * unit,
-    }))
+        peak_rss: Some(peak_of(usage)),
+    }
 }
 
 #[cfg(test)]
@@ -131,9 +151,19 @@ mod tests {
     fn its_code_its_signal_and_what_it_used_are_told() {
         let (child, end, used) = run("i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; exit 7");
         assert_eq!((used.exit_code, used.signal), (Some(7), None));
-        assert!(end > child.start && used.user.get() > 0.0 && used.peak_rss > 100_000, "{used:?}");
+        assert!(end > child.start && used.user.get() > 0.0, "{used:?}");
         let (_, _, used) = run("kill -9 $$");
         assert_eq!((used.exit_code, used.signal), (None, Some(9)));
+    }
+
+    #[test]
+    fn memory_is_its_own_and_not_what_it_began_as() {
+        let (_, _, used) = run("true");
+        assert_eq!(used.peak_rss, None);
+        // More than this process holds.
+        let held = own_peak() + (64 << 20);
+        let (_, _, used) = run(&format!("head -c {held} /dev/zero | tail -n 1 > /dev/null"));
+        assert!(used.peak_rss.is_some_and(|peak| peak > held), "{used:?}");
     }
 
     #[test]

@@ -82,7 +82,7 @@ fn every_die_of_a_socket_is_a_device() {
     let sensors = opened.sources[0].sensors();
     assert_eq!(sensors.len(), 6);
     assert_eq!(sensors[3].name, "rapl/package-0-die-1/dram/energy");
-    assert_eq!(Panel::choose(sensors, None).unwrap().sensors.len(), 6);
+    assert_eq!(Panel::choose(sensors, None, &[]).unwrap().sensors.len(), 6);
 }
 
 #[test]

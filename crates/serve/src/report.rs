@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use wattle_core::event::Event;
 use wattle_core::metrics::{METRICS, WHOLE};
 use wattle_core::record::Record;
+use wattle_core::seen::Seen;
 use wattle_core::summary::Summary;
 use wattle_core::units::si;
 use wattle_store::{RunDir, StoreError};
@@ -36,10 +38,13 @@ pub fn write(run: &Path, out: Option<&Path>) -> Result<PathBuf, ReportError> {
     let dir = RunDir::open(run)?;
     let summary = dir.summary()?.ok_or_else(|| ReportError::Unfinished(run.into()))?;
     let mut queries = Queries::new(summary.total_queries);
-    for record in dir.records()? {
-        queries.push(&record?);
-    }
-    if queries.seen != summary.total_queries {
+    let (mut asked, mut repetitions) = (Seen::default(), 0);
+    dir.replay(|line| match line.event {
+        Event::Record(record) if asked.insert(record.item.index) => queries.push(&record),
+        Event::Repetition(_) => repetitions += 1,
+        _ => {}
+    })?;
+    if (queries.seen, repetitions) != (summary.total_queries, summary.repetitions.len()) {
         return Err(ReportError::Unfinished(run.into()));
     }
     let path = out.map_or_else(|| run.join("report.html"), Path::to_path_buf);

@@ -298,6 +298,8 @@ pub(crate) enum Listed {
     Scorers,
     /// Where energy comes from
     Sources,
+    /// How commands are started
+    Launchers,
     /// What the figures mean
     Metrics,
     /// Built-in models

@@ -50,7 +50,7 @@ pub fn of_command(runs: &[(&Repetition, Account)], around: &Surroundings) -> BTr
     let (low, high) = (ends.map(|e| e.0), ends.map(|e| e.1));
     out.put("seconds_per_repetition", mean.map(|m| m.value), low, high, n, "clock");
     out.put("cpu_s_per_repetition", (n > 0).then(|| cpu / n as f64), None, None, n, "clock");
-    let peak = runs.iter().map(|(r, _)| r.peak_rss_bytes).max();
+    let peak = runs.iter().filter_map(|(r, _)| r.peak_rss_bytes).max();
     out.put("peak_rss_bytes", peak.map(|p| p as f64), None, None, n, "count");
     out.own(around, n);
     out.metrics
@@ -75,7 +75,7 @@ mod tests {
             signal: None,
             user_s: 1.5,
             system_s: 0.5,
-            peak_rss_bytes: 1000 + index,
+            peak_rss_bytes: (index > 0).then_some(1000 + index),
             left_behind: false,
         };
         let account = Account {

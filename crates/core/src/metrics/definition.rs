@@ -133,5 +133,9 @@ pub const METRICS: &[Definition] = &[
         "s",
         "Mean CPU time, user and system, of the command and every process it waited for.",
     ),
-    def("peak_rss_bytes", "B", "Most memory that any one process of the command held."),
+    def(
+        "peak_rss_bytes",
+        "B",
+        "Most memory that any one process of the command held; null if that was less than wattle itself holds.",
+    ),
 ];

@@ -4,8 +4,8 @@ use super::notes::{Follower, Notes};
 use super::{HANG_UP, Happening, INTERRUPT, Order, Signal, Signalled, TERMINATE};
 use crate::LabError;
 use crate::books::{Books, PUMP};
+use crate::launch::{self, Launcher, Program};
 use std::path::PathBuf;
-use std::process::Command;
 use tokio::sync::mpsc;
 use wattle_core::command::{Note, Phases, Repetition};
 use wattle_core::event::Event;
@@ -17,11 +17,11 @@ use wattle_store::RunDir;
 /// Lines that may wait for us; a program that writes more has to wait itself, which its file does for it.
 const LINES: usize = 1024;
 
-pub(super) struct Watch<'a> {
-    order: &'a Order,
-    run_id: String,
+pub(super) struct Watch {
+    launcher: Box<dyn Launcher>,
+    program: Program,
+    /// What the command has to say.
     log: PathBuf,
-    results: PathBuf,
     /// Not there while a thread follows them.
     notes: Option<Notes>,
     /// Lines that make no sense, and what is wrong with the first.
@@ -31,17 +31,26 @@ pub(super) struct Watch<'a> {
     pub(super) interrupted: bool,
 }
 
-impl<'a> Watch<'a> {
-    pub(super) fn new(order: &'a Order, dir: &RunDir) -> Result<Self, LabError> {
+impl Watch {
+    pub(super) fn new(order: &Order, dir: &RunDir) -> Result<Self, LabError> {
         let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
         let (log, results) = (absolute(dir.notes()?), absolute(dir.results()?));
         let notes = Notes::open(&log)
             .map_err(|error| LabError::System { what: "cannot read the command's notes", error })?;
+        let environment = vec![
+            ("WATTLE_LOG", log.clone()),
+            ("WATTLE_RESULT_DIR", results),
+            ("WATTLE_RUN_ID", dir.info()?.run_id.into()),
+        ];
         Ok(Self {
-            order,
-            run_id: dir.info()?.run_id,
+            launcher: launch::open("local")?,
+            program: Program {
+                path: order.program.clone(),
+                command: order.spec.command.clone(),
+                working_dir: order.working_dir.clone(),
+                environment,
+            },
             log,
-            results,
             notes: Some(notes),
             skipped: 0,
             why: String::new(),
@@ -59,7 +68,10 @@ impl<'a> Watch<'a> {
     ) -> Result<Repetition, LabError> {
         let (send, mut happenings) = mpsc::channel(LINES);
         let follower = self.follow(send.clone())?;
-        let child = self.spawn()?;
+        let child = self.launcher.start(&self.program).map_err(|error| LabError::NotStarted {
+            name: self.program.command.first().cloned().unwrap_or_default(),
+            error,
+        })?;
         let session = books.session;
         let started = Event::Started { session, index, warmup, pid: child.pid(), start_ns: child.start };
         // What goes wrong with our own files must not keep us from the command: it is told when that has ended.
@@ -112,20 +124,6 @@ impl<'a> Watch<'a> {
         };
         let follow = notes.and_then(|notes| Follower::start(notes, to));
         follow.map_err(|error| LabError::System { what: "cannot follow the command's notes", error })
-    }
-
-    fn spawn(&self) -> Result<Child, LabError> {
-        let mut command = Command::new(&self.order.program);
-        // Programs that do several things look at the name they were called by.
-        std::os::unix::process::CommandExt::arg0(&mut command, &self.order.spec.command[0]);
-        command
-            .args(&self.order.spec.command[1..])
-            .current_dir(&self.order.working_dir)
-            .env("WATTLE_LOG", &self.log)
-            .env("WATTLE_RESULT_DIR", &self.results)
-            .env("WATTLE_RUN_ID", &self.run_id);
-        Child::spawn(&mut command)
-            .map_err(|error| LabError::NotStarted { name: self.order.spec.command[0].clone(), error })
     }
 
     /// What the terminal sends it sends to the command as well.
@@ -206,7 +204,7 @@ fn reap(child: Child, session: u32, index: u64, warmup: bool, end: Stamp) -> Res
         signal: used.signal,
         user_s: all().map(|u| u.user.get()).sum(),
         system_s: all().map(|u| u.system.get()).sum(),
-        peak_rss_bytes: all().map(|u| u.peak_rss).max().unwrap_or(0),
+        peak_rss_bytes: all().filter_map(|u| u.peak_rss).max(),
         left_behind: more,
     })
 }

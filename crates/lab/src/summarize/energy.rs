@@ -186,7 +186,7 @@ impl Measured {
         let gpu = DeviceKind::Gpu;
         let tenth = |x: f64| (x * 10.0).round() / 10.0;
         let cpu = told.repetitions.iter().filter(|r| !r.warmup).map(|r| r.user_s + r.system_s);
-        let largest = told.repetitions.iter().map(|r| r.peak_rss_bytes as f64).reduce(f64::max);
+        let largest = told.repetitions.iter().filter_map(|r| r.peak_rss_bytes).max().map(|b| b as f64);
         let together = max(DeviceKind::Process, Quantity::MemoryUsed);
         let resources = Resources {
             peak_vram_mb: max(gpu, Quantity::MemoryUsed).map(|b| b / MIB),
@@ -199,9 +199,9 @@ impl Measured {
             power_watts_max: max(gpu, Quantity::Power),
             cpu_usr_mean_pct: part(user),
             cpu_idle_mean_pct: part(grown(Quantity::CpuIdle)),
-            tree_cpu_s: largest.map(|_| cpu.sum()),
+            tree_cpu_s: (!told.repetitions.is_empty()).then(|| cpu.sum()),
             // Four looks a second miss the peak of a short command; the system's own figure does not.
-            tree_peak_rss_mb: largest.map(|one| together.map_or(one, |all| all.max(one)) / MIB),
+            tree_peak_rss_mb: [largest, together].into_iter().flatten().reduce(f64::max).map(|b| b / MIB),
         };
         resources.map(tenth)
     }

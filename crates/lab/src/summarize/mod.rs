@@ -7,6 +7,7 @@ mod told;
 use crate::LabError;
 use energy::Measured;
 use std::collections::BTreeMap;
+use std::path::Path;
 use told::Told;
 use wattle_core::account::Account;
 use wattle_core::command::Repetition;
@@ -15,6 +16,7 @@ use wattle_core::sensor::DeviceKind;
 use wattle_core::summary::{RepetitionEnergy, RunInfo, SCHEMA_VERSION, Summary};
 use wattle_core::time::Wall;
 use wattle_core::{Span, Warning};
+use wattle_meter::clock;
 use wattle_store::RunDir;
 
 /// Sums up the run in `dir` at the moment `now`.
@@ -73,6 +75,16 @@ pub fn summarize(dir: &RunDir, now: Wall) -> Result<Summary, LabError> {
         phases: measured.phases,
         gauges: told.gauges,
     })
+}
+
+/// Makes the tables and the summary of a run that nobody works on: one that was killed.
+pub fn sum_up(run: &Path) -> Result<Summary, LabError> {
+    let dir = RunDir::open(run)?;
+    let _lock = dir.lock()?;
+    dir.finish()?;
+    let summary = summarize(&dir, clock::wall())?;
+    dir.write_summary(&summary)?;
+    Ok(summary)
 }
 
 /// The runs of a command that count in figures.

@@ -32,7 +32,7 @@ pub(super) struct Told {
 impl Told {
     pub(super) fn read(dir: &RunDir) -> Result<Self, LabError> {
         let mut told = Self::default();
-        let (mut asked, mut session) = (Seen::default(), 0);
+        let (mut asked, mut session, mut warming) = (Seen::default(), 0, false);
         dir.replay(|line| match line.event {
             Event::Session { session: number, .. } => session = number,
             // A query that stands there twice counts once, the first time.
@@ -42,11 +42,13 @@ impl Told {
                 }
                 told.records.push(&record);
             }
-            Event::Started { pid, .. } => told.unended = Some(pid),
+            Event::Started { pid, warmup, .. } => (told.unended, warming) = (Some(pid), warmup),
             Event::Repetition(repetition) => {
                 told.unended = None;
                 told.repetitions.push(*repetition);
             }
+            // What the command says while it warms up counts as little as the rest of it.
+            Event::Phase { .. } | Event::Gauge { .. } if warming => {}
             Event::Phase { name, span: Some(span), .. } => {
                 if told.phases.len() < MOST_NAMES || told.phases.contains_key(&name) {
                     told.phases.entry(name).or_default().push((session, span));

@@ -327,7 +327,7 @@ fn repetition() -> Repetition {
         signal: Some(9),
         user_s: 0.5,
         system_s: 0.25,
-        peak_rss_bytes: 1 << 20,
+        peak_rss_bytes: Some(1 << 20),
         left_behind: true,
     }
 }

@@ -1,0 +1,263 @@
+//! `wattle exec`: the command runs as it would without us, and what it drew is known.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on stops")]
+
+mod support;
+
+use serde_json::Value;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use support::{Bench, assert_fails, metric, stderr};
+use wattle_sim_nvml::Sim;
+
+/// One board of 100 W behind a stand-in NVML.
+fn board(bench: &Bench, scenario: &str) -> String {
+    let sim = Sim::install(bench.path(), &format!(r#"{{"devices": [{scenario}]}}"#)).unwrap();
+    format!("nvml.library={}", sim.library.display())
+}
+
+/// Runs `exec` with its result as JSON after the command's own output.
+fn exec(bench: &Bench, args: &[&str], command: &[&str]) -> (Value, String) {
+    let all = [&["exec", "--name", "x", "--format", "json"], args, &["--"], command].concat();
+    let out = bench.run(&all);
+    let text = String::from_utf8(out.stdout.clone()).unwrap();
+    let start = text.find("{\n").unwrap_or_else(|| panic!("{args:?}: {}", stderr(&out)));
+    (serde_json::from_str(&text[start..]).unwrap(), text[..start].to_owned())
+}
+
+fn warned(summary: &Value, warning: &str) -> bool {
+    summary["warnings"].as_array().unwrap().iter().any(|w| w["warning"] == warning)
+}
+
+fn lines(run: &Path, kind: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(run.join("log.jsonl")).unwrap_or_default();
+    let all = text.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
+    all.filter(|v| v["type"] == kind).collect()
+}
+
+/// Waits for something; the limit is only there to fail rather than hang.
+fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    for _ in 0..3000 {
+        if let Some(found) = look() {
+            return found;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("{what} did not come");
+}
+
+#[test]
+fn two_seconds_at_a_hundred_watts_are_two_hundred_joules_within_the_bound() {
+    let bench = Bench::new();
+    let library = board(&bench, "{}");
+    let args = ["--source", "nvml", "--source-param", &library, "--energy", "measured"];
+    let (summary, _) = exec(&bench, &args, &["sleep", "2"]);
+    let energy = &summary["repetitions"][0]["energy"];
+    let number = |v: &Value| v.as_f64().unwrap();
+    let run = &summary["repetitions"][0];
+    let seconds = (number(&run["end_ns"]) - number(&run["start_ns"])) * 1e-9;
+    let (value, bound) = (number(&energy["value"]), number(&energy["bound"]));
+    assert!((value - 100.0 * seconds).abs() <= bound, "{energy} in {seconds} s");
+    assert!(seconds >= 2.0 && bound < 0.2 * value, "{energy} in {seconds} s");
+    assert_eq!((&energy["method"], &energy["coverage"]), (&Value::from("counter"), &Value::from(1.0)));
+    assert!((metric(&summary, "energy_j") - value).abs() < 1e-6);
+    assert_eq!(summary["devices"][0]["energy"]["value"], energy["value"]);
+    assert_eq!(summary["perimeters"]["device"]["value"], energy["value"]);
+    assert!(warned(&summary, "pretended_hardware"));
+    // The screen has the interval, too.
+    let shown = bench.run(&["exec", "--source", "nvml", "--source-param", &library, "--", "true"]);
+    assert!(stderr(&shown).contains("95 % interval") && shown.stdout.is_empty(), "{}", stderr(&shown));
+}
+
+#[test]
+fn output_input_and_exit_code_are_the_commands_own() {
+    let bench = Bench::new();
+    let args = ["exec", "--energy", "none", "--", "sh", "-c", "cat; echo to stderr >&2; exit 7"];
+    let mut child = bench.command(&args);
+    let mut child =
+        child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"\x00\xffany bytes\n").unwrap();
+    let out = child.wait_with_output().unwrap();
+    assert_eq!((out.status.code(), out.stdout.as_slice()), (Some(7), &b"\x00\xffany bytes\n"[..]));
+    assert!(stderr(&out).starts_with("to stderr\n"), "{}", stderr(&out));
+    let killed = bench.run(&["exec", "--energy", "none", "--", "sh", "-c", "kill -9 $$"]);
+    assert_eq!(killed.status.code(), Some(137));
+    assert_fails(&bench.run(&["exec", "--", "no-such-program"]), 127, "no such program");
+    assert_fails(&bench.run(&["exec", "--", "/dev/null"]), 126, "may be run");
+    assert_fails(&bench.run(&["exec"]), 2, "wattle exec -- sleep 2");
+    assert_eq!(bench.runs().len(), 2, "what was not run has no folder");
+}
+
+#[test]
+fn a_signal_is_handed_on_and_the_command_decides() {
+    let bench = Bench::new();
+    let script = "trap 'echo told; exit 5' TERM; echo ready; while :; do sleep 0.05; done";
+    let child = bench.start(&["exec", "--energy", "none", "--name", "x", "--", "sh", "-c", script]);
+    let run = bench.path().join("runs/x");
+    wait_for("its start", || lines(&run, "started").pop());
+    std::thread::sleep(Duration::from_millis(200)); // for its trap
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    let out = child.wait_with_output().unwrap();
+    assert_eq!(out.status.code(), Some(5), "{}", stderr(&out));
+    assert_eq!(String::from_utf8_lossy(&out.stdout), "ready\ntold\n");
+    assert_eq!(lines(&run, "repetition")[0]["exit_code"], 5);
+}
+
+#[test]
+fn a_command_marks_its_phases_and_each_gets_its_energy() {
+    let bench = Bench::new();
+    let library = board(&bench, "{}");
+    let script = r#"
+        echo "{\"type\":\"begin\",\"name\":\"prefill\"}" >> $WATTLE_LOG; sleep 0.4
+        echo "{\"type\":\"end\",\"name\":\"prefill\",\"tokens\":7}" >> $WATTLE_LOG; sleep 0.3
+        echo "{\"type\":\"phase\",\"name\":\"decode\",\"seconds\":0.2}" >> $WATTLE_LOG
+        echo "{\"type\":\"gauge\",\"name\":\"jax_peak_bytes\",\"value\":1048576}" >> $WATTLE_LOG
+        echo "{\"type\":\"event\",\"event\":\"saved\",\"data\":{\"step\":1}}" >> $WATTLE_LOG
+        echo "not json" >> $WATTLE_LOG
+        printf '{"type":"begin","name":"left open"}' >> $WATTLE_LOG
+        echo mine > $WATTLE_RESULT_DIR/mine.txt"#;
+    let (summary, _) = exec(&bench, &["--source-param", &library, "--idle-s", "0"], &["sh", "-c", script]);
+    let phase = |name: &str| {
+        let phase = &summary["phases"][name];
+        (phase["energy"]["value"].as_f64().unwrap(), phase["seconds"].as_f64().unwrap(), &phase["energy"])
+    };
+    for (name, least) in [("prefill", 0.4), ("decode", 0.2)] {
+        let (joules, seconds, energy) = phase(name);
+        let bound = energy["bound"].as_f64().unwrap();
+        assert!(seconds >= least && (joules - 100.0 * seconds).abs() <= bound, "{name}: {summary}");
+    }
+    assert_eq!(summary["phases"]["left open"]["count"], 1);
+    assert_eq!(summary["gauges"]["jax_peak_bytes"]["max"], 1048576.0);
+    assert_eq!(summary["resources"]["jax_peak_bytes_mb"], 1.0);
+    assert!(warned(&summary, "notes"));
+    let run = bench.path().join("runs/x");
+    assert_eq!(lines(&run, "phase")[0]["tokens"], 7);
+    assert!(lines(&run, "event").iter().any(|e| e["event"] == "saved" && e["data"]["step"] == 1));
+    assert_eq!(std::fs::read_to_string(run.join("result/mine.txt")).unwrap(), "mine\n");
+}
+
+#[test]
+fn repeats_give_a_mean_with_an_interval_and_warm_up_counts_in_nothing() {
+    let bench = Bench::new();
+    let library = board(&bench, "{}");
+    let args = ["--source-param", &library, "--repeat", "3", "--warmup", "1", "--idle-s", "0"];
+    let script = r#"echo "{\"type\":\"phase\",\"name\":\"p\",\"seconds\":0.1}" >> $WATTLE_LOG; sleep 0.3"#;
+    let (summary, _) = exec(&bench, &args, &["sh", "-c", script]);
+    assert_eq!(metric(&summary, "repetitions"), 3.0);
+    assert_eq!(summary["repetitions"].as_array().unwrap().len(), 4);
+    assert_eq!(summary["phases"]["p"]["count"], 3);
+    let mean = &summary["metrics"]["joules_per_repetition"];
+    assert!(mean["low"].as_f64().unwrap() < mean["value"].as_f64().unwrap(), "{mean}");
+    let total: f64 = summary["repetitions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|r| r["warmup"] == false)
+        .map(|r| r["energy"]["value"].as_f64().unwrap())
+        .sum();
+    assert!((metric(&summary, "energy_j") - total).abs() < 1e-6 * total);
+    assert_eq!(summary["complete"], true);
+}
+
+#[test]
+fn a_run_that_fails_ends_the_repeats_unless_they_are_to_go_on_and_they_can_be_resumed() {
+    let bench = Bench::new();
+    let script = "echo . >> $WATTLE_RESULT_DIR/count; test $(wc -l < $WATTLE_RESULT_DIR/count) -ne 2";
+    let args = ["exec", "--energy", "none", "--repeat", "4", "--name", "x", "--", "sh", "-c", script];
+    let out = bench.run(&args);
+    assert_eq!(out.status.code(), Some(1), "{}", stderr(&out));
+    assert!(stderr(&out).contains("run 2 of 4 times"), "{}", stderr(&out));
+    let run = bench.path().join("runs/x");
+    assert_eq!(lines(&run, "repetition").len(), 2);
+    assert_fails(&bench.run(&["run", "--resume", run.to_str().unwrap()]), 2, "wattle exec --resume");
+    let out = bench.run(&["exec", "--resume", run.to_str().unwrap(), "--format", "json"]);
+    let summary: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!((metric(&summary, "repetitions"), metric(&summary, "failed_repetitions")), (4.0, 1.0));
+    assert_eq!(summary["complete"], true);
+    let all = [&["exec", "--keep-going", "--overwrite"], &args[1..]].concat();
+    let out = bench.run(&all);
+    assert_eq!((out.status.code(), lines(&run, "repetition").len()), (Some(1), 4));
+}
+
+#[test]
+fn killed_it_leaves_what_it_read_and_the_command_and_says_so() {
+    let bench = Bench::new();
+    let library = board(&bench, "{}");
+    let mut child = bench.start(&[
+        "exec",
+        "--source-param",
+        &library,
+        "--name",
+        "x",
+        "--idle-s",
+        "0",
+        "--",
+        "sleep",
+        "60",
+    ]);
+    let run = bench.path().join("runs/x");
+    let pid = wait_for("its start", || lines(&run, "started").pop())["pid"].as_u64().unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let alive = Path::new(&format!("/proc/{pid}")).exists();
+    assert!(Command::new("kill").arg(pid.to_string()).status().unwrap().success() && alive);
+    let stored = wattle_store::RunDir::open(&run).unwrap().stored_readings().unwrap();
+    let stamps: Vec<u64> = stored.map(|r| r.unwrap().1.at.nanos()).collect();
+    // All but the last moments: readings are handed over every half second.
+    assert!(stamps.last().unwrap() - stamps.first().unwrap() > 800_000_000);
+    let out = bench.run(&["report", run.to_str().unwrap()]);
+    assert!(out.status.success(), "{}", stderr(&out));
+    let summary: Value = serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap();
+    assert!(warned(&summary, "unwatched"), "{}", summary["warnings"]);
+    assert!(std::fs::read_to_string(run.join("report.html")).unwrap().contains(&format!("process {pid}")));
+}
+
+#[test]
+fn an_nvml_that_starts_failing_costs_coverage_and_invents_nothing() {
+    let bench = Bench::new();
+    let library = board(&bench, r#"{"fail_after": 1500}"#);
+    let args = ["--source", "nvml", "--source-param", &library, "--idle-s", "0"];
+    let (summary, _) = exec(&bench, &args, &["sleep", "6"]);
+    let run = &summary["repetitions"][0];
+    let coverage = run["energy"]["coverage"].as_f64().unwrap();
+    assert!(coverage < 0.9 && warned(&summary, "coverage") && warned(&summary, "sensor"), "{summary}");
+    assert!(run["energy"]["value"].as_f64().unwrap() <= 600.0 * (coverage + 0.05), "{run}");
+    assert_eq!(summary["metrics"]["mean_power_w"]["value"], Value::Null);
+}
+
+#[test]
+fn without_a_sensor_it_estimates_and_says_so_or_refuses() {
+    let bench = Bench::new();
+    // A machine without GPU and RAPL; its /proc is our own.
+    let root = bench.path().join("bare");
+    std::fs::create_dir_all(root.join("proc")).unwrap();
+    for file in ["proc/stat", "proc/meminfo", "proc/cpuinfo"] {
+        std::fs::copy(Path::new("/").join(file), root.join(file)).unwrap();
+    }
+    let root = root.to_str().unwrap();
+    let (summary, _) = exec(&bench, &["--root", root, "--source", "model"], &["sleep", "0.3"]);
+    assert_eq!(summary["metrics"]["energy_j"]["method"], "model");
+    assert!(warned(&summary, "energy_estimated") && warned(&summary, "pretended_hardware"));
+    let refused = bench
+        .run(&["exec", "--root", root, "--source", "rapl", "--energy", "measured", "--", "touch", "ran"]);
+    assert_fails(&refused, 1, "rapl");
+    assert!(!bench.path().join("ran").exists(), "what is not measured is not run");
+}
+
+#[test]
+fn everything_the_command_starts_is_counted_as_its_own() {
+    let bench = Bench::new();
+    // A grandchild that works and outlives its parent, and one that is left behind.
+    let busy = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done";
+    let left = "sleep 60 > /dev/null 2>&1 & echo $! > $WATTLE_RESULT_DIR/pid";
+    let script = format!("(sh -c '{busy}' &) ; {left}; sleep 1.5");
+    let (summary, _) = exec(&bench, &["--idle-s", "0"], &["sh", "-c", &script]);
+    let pid = std::fs::read_to_string(bench.path().join("runs/x/result/pid")).unwrap();
+    assert!(Command::new("kill").arg(pid.trim()).status().unwrap().success(), "it was left alone");
+    assert!(summary["resources"]["tree_cpu_s"].as_f64().unwrap() > 0.05, "{}", summary["resources"]);
+    assert!(warned(&summary, "left_behind"));
+    assert!(summary["resources"]["tree_peak_rss_mb"].as_f64().unwrap() > 0.5);
+    assert!(summary["resources"]["cpu_idle_mean_pct"].as_f64().is_some());
+}
