@@ -1,6 +1,8 @@
 //! A figure that says how it was got. There is no bare number for energy, no `-1`, no `0` for unknown.
 
+use crate::units::{Joules, si};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::ops::Add;
 
 /// How a figure was got, best first.
@@ -77,6 +79,19 @@ impl<T: Copy + Add<Output = T>> Add for Estimate<T> {
     }
 }
 
+impl fmt::Display for Estimate<Joules> {
+    /// `12.3 J ± 0.4 J (counter)`, and how much was seen if that was not all.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let joules = |j: Joules| si(j.get(), "J");
+        write!(f, "{} ± {} ({}", joules(self.value), joules(self.bound), self.method.name())?;
+        // A hair's breadth at an edge is not worth a word.
+        if self.coverage < 0.999 {
+            write!(f, ", {:.1} % seen", self.coverage * 100.0)?;
+        }
+        f.write_str(")")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,6 +102,14 @@ mod tests {
         let method = prop_oneof![Just(Method::Counter), Just(Method::Integral), Just(Method::Model)];
         (0.0f64..1e6, 0.0f64..1e3, method, -0.5f64..1.5)
             .prop_map(|(v, b, m, c)| Estimate::new(Joules(v), Joules(b), m, c))
+    }
+
+    #[test]
+    fn a_figure_says_how_it_was_got() {
+        let energy = Estimate::new(Joules(12.3), Joules(0.4), Method::Counter, 1.0);
+        assert_eq!(energy.to_string(), "12.3 J ± 400 mJ (counter)");
+        let part = Estimate::new(Joules(12.3), Joules(0.4), Method::Model, 0.5);
+        assert_eq!(part.to_string(), "12.3 J ± 400 mJ (model, 50.0 % seen)");
     }
 
     proptest! {

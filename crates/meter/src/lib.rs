@@ -6,8 +6,10 @@
 pub mod child;
 pub mod clock;
 mod host;
+mod joules;
 mod sampler;
 pub mod source;
 
 pub use host::host;
+pub use joules::{JouleError, Joulemeter};
 pub use sampler::{Cost, Meter, Spread, Timing};

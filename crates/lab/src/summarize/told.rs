@@ -49,15 +49,11 @@ impl Told {
             }
             // What the command says while it warms up counts as little as the rest of it.
             Event::Phase { .. } | Event::Gauge { .. } if warming => {}
-            Event::Phase { name, span: Some(span), .. } => {
-                if told.phases.len() < MOST_NAMES || told.phases.contains_key(&name) {
-                    told.phases.entry(name).or_default().push((session, span));
-                }
+            Event::Phase { name, span: Some(span), .. } if has_room(&told.phases, &name) => {
+                told.phases.entry(name).or_default().push((session, span));
             }
-            Event::Gauge { name, value, .. } => {
-                if told.gauges.len() < MOST_NAMES || told.gauges.contains_key(&name) {
-                    Gauge::push(&mut told.gauges, &name, value);
-                }
+            Event::Gauge { name, value, .. } if has_room(&told.gauges, &name) => {
+                Gauge::push(&mut told.gauges, &name, value);
             }
             Event::Warning(warning) if !told.warnings.contains(&warning) => told.warnings.push(warning),
             Event::Event { event, data: Some(data) } => told.event(session, &event, &data),
@@ -131,6 +127,10 @@ impl Told {
         }
         doubts
     }
+}
+
+fn has_room<T>(names: &BTreeMap<String, T>, name: &str) -> bool {
+    names.len() < MOST_NAMES || names.contains_key(name)
 }
 
 /// Counts reasons, as long as they are few and short: a server may say anything.
