@@ -9,10 +9,13 @@ use wattle_core::record::Record;
 use wattle_core::seen::Seen;
 use wattle_core::summary::Summary;
 use wattle_core::units::si;
+use wattle_core::{Estimate, Joules};
 use wattle_store::{RunDir, StoreError};
 
 /// A picture of more points is a blot, and a file of more is heavy: of longer runs every n-th query is drawn.
 const MOST_POINTS: usize = 2000;
+/// Nobody reads a longer table.
+const MOST_ROWS: usize = 200;
 
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
@@ -117,10 +120,13 @@ fn html(summary: &Summary, queries: &Queries) -> String {
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
          <title>{title}</title><style>{}</style></head><body>\n<h1>{title}</h1>\n\
-         <p class=\"soft\">{} · {} queries · {} · run {}</p>\n",
+         <p class=\"soft\">{} · {} · {} · run {}</p>\n",
         include_str!("assets/report.css"),
         text(&summary.hardware_label),
-        summary.total_queries,
+        match summary.model {
+            Some(_) => format!("{} queries", summary.total_queries),
+            None => format!("{} runs", summary.repetitions.iter().filter(|r| !r.repetition.warmup).count()),
+        },
         text(&summary.generated_at),
         text(&summary.run_id),
         title = text(&title),
@@ -130,6 +136,7 @@ fn html(summary: &Summary, queries: &Queries) -> String {
     }
     out += &scatter(summary, queries);
     out += &metrics(summary);
+    out += &energies(summary);
     out += &subjects(queries);
     out += &settings(summary);
     out += "</body></html>\n";
@@ -168,6 +175,62 @@ fn metrics(summary: &Summary) -> String {
         );
     }
     out + "</tbody></table>\n"
+}
+
+/// Energy by device, by phase, and by run of a command.
+fn energies(summary: &Summary) -> String {
+    let rows = |title: &str, what: &str, rows: Vec<(String, Option<f64>, Option<Estimate<Joules>>)>| {
+        if rows.is_empty() {
+            return String::new();
+        }
+        let time = rows.iter().any(|(_, seconds, _)| seconds.is_some());
+        let head = if time { "<th class=\"n\">time</th>" } else { "" };
+        let mut out = format!(
+            "<h2>{title}</h2>\n<table><thead><tr><th>{what}</th>{head}<th class=\"n\">energy</th>\
+             <th class=\"n\">±</th><th>how</th></tr></thead><tbody>\n"
+        );
+        for (name, seconds, energy) in rows {
+            let joules = |j: Joules| text(&si(j.get(), "J"));
+            let time =
+                seconds.map_or_else(String::new, |s| format!("<td class=\"n\">{}</td>", text(&si(s, "s"))));
+            let (value, bound, how) = energy.map_or_else(
+                || ("unknown".to_owned(), String::new(), String::new()),
+                |e| {
+                    (
+                        joules(e.value()),
+                        joules(e.bound()),
+                        format!("{}, {:.1} % seen", e.method().name(), e.coverage() * 100.0),
+                    )
+                },
+            );
+            let _ = writeln!(
+                out,
+                "<tr><td>{}</td>{time}<td class=\"n\">{value}</td><td class=\"n\">{bound}</td><td>{how}</td></tr>",
+                text(&name),
+            );
+        }
+        out + "</tbody></table>\n"
+    };
+    let devices =
+        summary.devices.iter().map(|d| (format!("{} {}", d.device.name, d.device.id), None, d.energy));
+    let phases = summary.phases.iter().map(|(name, p)| {
+        let times = if p.count == 1 { String::new() } else { format!(" × {}", p.count) };
+        (format!("{name}{times}"), Some(p.seconds), p.energy)
+    });
+    let runs = summary.repetitions.iter().take(MOST_ROWS).map(|r| {
+        let run = &r.repetition;
+        let end = match (run.exit_code, run.signal) {
+            (Some(0), _) => String::new(),
+            (Some(code), _) => format!(", exit code {code}"),
+            (None, Some(signal)) => format!(", signal {signal}"),
+            _ => String::new(),
+        };
+        let name = if run.warmup { "warm-up" } else { "run" };
+        (format!("{name} {}{end}", run.index + 1), Some(run.span.duration().get()), r.energy)
+    });
+    rows("Energy by device", "device", devices.collect())
+        + &rows("Energy by phase", "phase", phases.collect())
+        + &rows("Runs", "run", runs.collect())
 }
 
 /// Energy against latency, one dot a query.

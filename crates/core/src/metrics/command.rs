@@ -50,8 +50,10 @@ pub fn of_command(runs: &[(&Repetition, Account)], around: &Surroundings) -> BTr
     let (low, high) = (ends.map(|e| e.0), ends.map(|e| e.1));
     out.put("seconds_per_repetition", mean.map(|m| m.value), low, high, n, "clock");
     out.put("cpu_s_per_repetition", (n > 0).then(|| cpu / n as f64), None, None, n, "clock");
-    let peak = runs.iter().filter_map(|(r, _)| r.peak_rss_bytes).max();
-    out.put("peak_rss_bytes", peak.map(|p| p as f64), None, None, n, "count");
+    // A few looks a second miss the peak of a short command; the system's own figure does not, but is of one process.
+    let one = runs.iter().filter_map(|(r, _)| r.peak_rss_bytes).max().map(|p| p as f64);
+    let peak = [one, around.tree_memory].into_iter().flatten().reduce(f64::max);
+    out.put("peak_rss_bytes", peak, None, None, n, "count");
     out.own(around, n);
     out.metrics
 }

@@ -136,6 +136,6 @@ pub const METRICS: &[Definition] = &[
     def(
         "peak_rss_bytes",
         "B",
-        "Most memory that any one process of the command held; null if that was less than wattle itself holds.",
+        "Most memory that the processes of the command held together, as seen four times a second, or any one of them, whichever is more.",
     ),
 ];

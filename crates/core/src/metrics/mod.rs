@@ -62,6 +62,8 @@ pub struct Surroundings {
     pub meter_cpu: Option<(Seconds, Seconds)>,
     /// How late the sampler's rounds began at the 99th percentile, in seconds; of several sessions the worst.
     pub lateness_p99: Option<f64>,
+    /// Most memory that the processes of a command were seen to hold together, in bytes.
+    pub tree_memory: Option<f64>,
 }
 
 #[derive(Debug, Clone, Default)]

@@ -81,6 +81,7 @@ fn every_metric_has_the_value_its_definition_says() {
         idle_power: BTreeMap::from([(0, idle)]),
         meter_cpu: Some((Seconds(0.05), Seconds(10.0))),
         lateness_p99: None,
+        tree_memory: None,
     };
     let m = all.finish(&around);
     for (name, expected) in [
@@ -202,6 +203,7 @@ fn what_was_seen_in_part_gives_no_power_and_no_query_figures() {
         idle_power: BTreeMap::from([(0, idle)]),
         meter_cpu: None,
         lateness_p99: None,
+        tree_memory: None,
     });
     assert_eq!((value(&m, "energy_j"), value(&m, "energy_coverage")), (100.0, 0.5));
     for name in ["mean_power_w", "net_energy_j", "joules_per_query", "ipj", "ipw", "joules_per_output_token"]
@@ -238,6 +240,7 @@ fn each_session_has_its_own_baseline_and_one_above_the_run_is_none() {
             idle_power: BTreeMap::from([(0, idle(first)), (1, idle(second))]),
             meter_cpu: None,
             lateness_p99: None,
+            tree_memory: None,
         };
         let m = all.finish(&around);
         (m["idle_power_w"].value, m["net_energy_j"].value)

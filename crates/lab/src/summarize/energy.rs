@@ -162,6 +162,12 @@ impl Measured {
         sums
     }
 
+    /// Most memory that the processes of the command were seen to hold together.
+    pub(super) fn tree_memory(&self, table: &[Sensor]) -> Option<f64> {
+        let tallies = survey::of(table, &self.tallies, DeviceKind::Process, Quantity::MemoryUsed);
+        tallies.filter_map(Tally::max).reduce(f64::max)
+    }
+
     pub(super) fn resources(&self, table: &[Sensor], told: &Told) -> Resources {
         let tallies = |kind, quantity| survey::of(table, &self.tallies, kind, quantity);
         let mean = |kind, quantity| {
@@ -187,7 +193,7 @@ impl Measured {
         let tenth = |x: f64| (x * 10.0).round() / 10.0;
         let cpu = told.repetitions.iter().filter(|r| !r.warmup).map(|r| r.user_s + r.system_s);
         let largest = told.repetitions.iter().filter_map(|r| r.peak_rss_bytes).max().map(|b| b as f64);
-        let together = max(DeviceKind::Process, Quantity::MemoryUsed);
+        let together = self.tree_memory(table);
         let resources = Resources {
             peak_vram_mb: max(gpu, Quantity::MemoryUsed).map(|b| b / MIB),
             jax_peak_bytes_mb: told.gauges.get("jax_peak_bytes").map(|g| g.max / MIB).filter(|b| *b > 0.0),

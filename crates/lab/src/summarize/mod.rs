@@ -22,8 +22,9 @@ use wattle_store::RunDir;
 /// Sums up the run in `dir` at the moment `now`.
 pub fn summarize(dir: &RunDir, now: Wall) -> Result<Summary, LabError> {
     let info = dir.info()?;
-    let told = Told::read(dir)?;
+    let mut told = Told::read(dir)?;
     let measured = Measured::read(dir, &info, &told)?;
+    told.around.tree_memory = measured.tree_memory(&info.sensors);
     let (metrics, complete) = if info.spec.command.is_empty() {
         (told.records.finish(&told.around), told.records.queries() == info.queries)
     } else {
