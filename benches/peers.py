@@ -64,12 +64,16 @@ def joules(load, start_ns, end_ns):
     return (since_boot(end_ns) - since_boot(start_ns)) * 1e-9
 
 
-def plan(tool, load):
-    """Pauses and lengths, shuffled: a window begins at any place of the refresh."""
+def plan(tool, load, exact):
+    """Pauses, lengths and what they are called, shuffled: a window begins and ends at any place of the refresh.
+
+    Lengths vary by a tenth. Over a whole number of refreshes the errors of both ends cancel wherever power is even, and
+    no work takes a whole number of refreshes; `--exact` shows that case."""
     chance = random.Random(f"{tool} {load}")
     windows = [length for length, count in LENGTHS for _ in range(count)]
     chance.shuffle(windows)
-    return [(chance.uniform(0.05, 0.25), length) for length in windows]
+    vary = lambda: 1.0 if exact else chance.uniform(0.9, 1.1)
+    return [(chance.uniform(0.05, 0.25), length * vary(), length) for length in windows]
 
 
 def measure(windows, begin, end):
@@ -141,7 +145,7 @@ def start(folder, tool, load, arguments):
     command = [arguments.windows, library]
     if tool != "wattle":
         command = [sys.executable, os.path.abspath(__file__), "--child", tool]
-    lines = "".join(f"{pause} {length}\n" for pause, length in plan(tool, load))
+    lines = "".join(f"{pause} {length}\n" for pause, length, _ in plan(tool, load, arguments.exact))
     with open(os.path.join(folder, "plan"), "w+") as file:
         file.write(lines)
         file.seek(0)
@@ -157,7 +161,7 @@ def start(folder, tool, load, arguments):
 
 def figures(windows, load, length):
     """Of one tool, load and length: rms and worst error in % of the mean energy, and how often a bound held."""
-    chosen = [w for w in windows if abs((w["end"] - w["start"]) * 1e-9 - length) < 0.05 * length]
+    chosen = [w for w in windows if w["called"] == length]
     truths = [joules(LOADS[load], w["start"], w["end"]) for w in chosen]
     errors = [w["joules"] - truth for w, truth in zip(chosen, truths)]
     mean = sum(truths) / len(truths)
@@ -178,6 +182,7 @@ def main():
     parser.add_argument("--child", choices=TOOLS, help=argparse.SUPPRESS)
     parser.add_argument("--library", help="the stand-in library, as cargo built it")
     parser.add_argument("--windows", help="the example of wattle-meter, as cargo built it")
+    parser.add_argument("--exact", action="store_true", help="windows of whole refreshes")
     parser.add_argument("--keep", help="a folder that the windows are written to, as JSON")
     arguments = parser.parse_args()
     if arguments.child:
@@ -195,7 +200,9 @@ def main():
             if process.wait() != 0:
                 sys.exit(f"{tool} on {load} failed:\n" + open(os.path.join(folder, "err")).read())
             lines = [json.loads(line) for line in open(os.path.join(folder, "out")) if line.startswith("{")]
-            found[load, tool] = [line for line in lines if "joules" in line]
+            windows = [line for line in lines if "joules" in line]
+            called = [length for _, _, length in plan(tool, load, arguments.exact)]
+            found[load, tool] = [{**w, "called": length} for w, length in zip(windows, called, strict=True)]
             spent[load, tool] = sum(line.get("cpu_s", 0) for line in lines)
     wall = time.monotonic() - began
     if arguments.keep:

@@ -144,7 +144,7 @@ fn a_board_without_a_uuid_goes_by_its_place_and_one_without_either_is_left_out()
     assert_eq!(boards(&opened), ["00000000:01:00.0"]);
     assert!(facts(&opened)["boards left out"].contains("1: it says neither UUID nor place"));
     let none = Machine::new(r#"{"without": ["uuid", "pci"]}"#);
-    assert!(none.refused(&[]).contains("shows no board that says which it is"));
+    assert!(none.refused(&[]).contains("shows no board that can be read (0: it says neither"));
 }
 
 #[test]

@@ -142,29 +142,21 @@ impl Nvml {
             )
         };
         let there = library.boards().map_err(|why| unavailable(format!("cannot list boards: {why}")))?;
-        if there.open.is_empty() {
-            return Err(unavailable("shows no board".into()));
-        }
         let mut left_out: Vec<String> =
             there.closed.into_iter().map(|(index, why)| format!("{index}: {why}")).collect();
         let (mut handles, mut known) = (Vec::new(), Vec::new());
         for (index, board) in there.open {
-            let (place, name) = (library.place(board), library.name(board));
-            // A place survives a reboot too, if nobody opens the machine.
-            match library.uuid(board).or_else(|| place.map(|p| p.to_string())) {
-                Some(id) => {
-                    let name = name.unwrap_or_else(|| "NVIDIA board".into());
-                    known.push(Known { index, id, name, place });
+            match identify(&library, index, board) {
+                Some(identity) => {
+                    known.push(identity);
                     handles.push(board);
                 }
                 None => left_out.push(format!("{index}: it says neither UUID nor place")),
             }
         }
         if known.is_empty() {
-            return Err(unavailable(format!(
-                "shows no board that says which it is ({})",
-                left_out.join("; ")
-            )));
+            let those: Vec<String> = left_out.iter().map(|board| format!(" ({board})")).collect();
+            return Err(unavailable(format!("shows no board that can be read{}", those.concat())));
         }
         let asked = Asked {
             device: settings.params.get("device").map(String::as_str),
@@ -213,6 +205,8 @@ impl Nvml {
             apart.retain(|(i, _)| *i != energy && *i != power);
         }
         let watts = |w: Option<f64>| w.map(|w| format!("{w:.0} W"));
+        let whole = |split| if split { "enabled: energy is of the whole board" } else { "off" };
+        let blind = self.sensors[first..].iter().all(|s| s.energy_method().is_none());
         let facts = [
             ("name", Some(known.name.clone())),
             ("index", Some(known.index.to_string())),
@@ -220,19 +214,8 @@ impl Nvml {
             ("architecture", library.architecture(board).map(architecture)),
             ("power limit", watts(library.power_limit(board))),
             ("default power limit", watts(library.default_limit(board))),
-            (
-                "mig",
-                library
-                    .mig(board)
-                    .map(|on| if on { "enabled: energy is of the whole board" } else { "off" }.into()),
-            ),
-            (
-                "energy",
-                self.sensors[first..]
-                    .iter()
-                    .all(|s| s.energy_method().is_none())
-                    .then(|| "neither counter nor power".into()),
-            ),
+            ("mig", library.mig(board).map(|split| whole(split).into())),
+            ("energy", blind.then(|| "neither counter nor power".into())),
         ];
         let said = facts.into_iter().filter_map(|(key, value)| Some((format!("{}/{key}", known.id), value?)));
         self.facts.extend(said);
@@ -251,6 +234,13 @@ impl Nvml {
         ];
         self.facts.extend(facts.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));
     }
+}
+
+/// Which board it is. A place survives a reboot too, if nobody opens the machine.
+fn identify(library: &Library, index: u32, board: Board) -> Option<Known> {
+    let place = library.place(board);
+    let id = library.uuid(board).or_else(|| place.map(|p| p.to_string()))?;
+    Some(Known { index, id, name: library.name(board).unwrap_or_else(|| "NVIDIA board".into()), place })
 }
 
 /// The library, as boards are chosen.
