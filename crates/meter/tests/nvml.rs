@@ -11,7 +11,7 @@ use wattle_core::timeline::Timeline;
 use wattle_core::units::Joules;
 use wattle_meter::source::{self, OpenError, Opened, Wanted};
 use wattle_meter::{Meter, clock};
-use wattle_sim_nvml::Sim;
+use wattle_sim_nvml::{Live, Sim};
 
 const MS: u64 = 1_000_000;
 
@@ -174,8 +174,8 @@ fn power_that_is_an_average_is_called_so() {
 
 #[test]
 fn a_board_without_memory_info_still_measures() {
-    let mut bench = Bench::start(r#"{"without": ["memory_info", "utilisation"]}"#);
-    assert_eq!(bench.names(), ["energy", "power_instant", "temperature"]);
+    let mut bench = Bench::start(r#"{"without": ["memory_info", "utilisation", "clocks", "power_limit"]}"#);
+    assert_eq!(bench.names(), ["energy", "power_instant", "temperature", "throttle"]);
     let energy = bench.sensor("energy");
     let from = bench.sample_for(energy, 100 * MS);
     assert!(bench.energy(energy, Span::new(from, from.plus_nanos(100 * MS))).value().get() > 0.0);
@@ -184,17 +184,73 @@ fn a_board_without_memory_info_still_measures() {
 #[test]
 fn gauges_are_in_their_units() {
     let mut bench = Bench::start(
-        r#"{"memory_used": 5, "memory_total": 8, "temperature": 71, "utilisation": 90, "memory_utilisation": 30}"#,
+        r#"{"memory_used": 5, "memory_total": 8, "temperature": 71, "utilisation": 90, "memory_utilisation": 30,
+            "clocks": [4300, 2619], "power_limit": 350.5, "throttle": 1032}"#,
     );
     let temperature = bench.sensor("temperature");
     let from = bench.sample_for(temperature, MS);
     let span = Span::new(from, from.plus_nanos(MS));
     let mean = |name: &str| bench.timeline.level(bench.sensor(name), span).unwrap().mean;
-    assert_eq!(
-        ["power_instant", "temperature", "memory_used", "memory_total", "utilisation", "memory_utilisation"]
-            .map(|name| (mean(name) * 1e6).round() / 1e6),
-        [100.0, 71.0, 5.0, 8.0, 0.9, 0.3]
-    );
+    for (name, value) in [
+        ("power_instant", 100.0),
+        ("temperature", 71.0),
+        ("memory_used", 5.0),
+        ("memory_total", 8.0),
+        ("utilisation", 0.9),
+        ("memory_utilisation", 0.3),
+        ("clock", 4.3e9), // more than 32 bits hold
+        ("memory_clock", 2.619e9),
+        ("power_limit", 350.5),
+        ("throttle", 1032.0),
+    ] {
+        assert!((mean(name) / value - 1.0).abs() < 1e-9, "{name} is {}", mean(name));
+    }
+}
+
+#[test]
+fn a_counter_that_is_no_field_is_read_by_its_own_call() {
+    let mut bench = Bench::start(r#"{"without": ["energy_field"]}"#);
+    assert_eq!(bench.names()[..2], ["energy", "power_instant"]);
+    let errors = bench.errors_of_one();
+    assert!(median(&errors) < 0.01, "{errors:?}");
+}
+
+#[test]
+fn a_driver_that_hangs_does_not_hold_up_the_end() {
+    let mut bench = Bench::start(r#"{"hang_after": 100}"#);
+    let power = bench.sensor("power_instant");
+    bench.sample(|t| t.known_until(power).is_some());
+    let mut rounds = 0;
+    while bench.meter.cost().rounds != rounds {
+        rounds = bench.meter.cost().rounds;
+        clock::sleep_until(clock::now().plus_nanos(500 * MS));
+    }
+    assert!(rounds > 0 && !bench.meter.stop());
+    let known = bench.timeline.known_until(power);
+    bench.meter.drain(|r| bench.timeline.push(r));
+    assert!(bench.timeline.known_until(power) > known, "what was read until then is there");
+}
+
+#[test]
+fn power_said_live_is_measured_as_it_was_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let scenario = r#"{"live": "live.txt", "devices": [{"refresh_ms": 20}]}"#;
+    let sim = Sim::install(folder.path(), scenario).unwrap();
+    let mut live = Live::create(folder.path().join("live.txt")).unwrap();
+    live.set(0, 50.0).unwrap();
+    let mut bench = Bench::on((folder, sim));
+    let energy = bench.sensor("energy");
+    let from = bench.sample_for(energy, 0);
+    for watts in [400.0, 20.0, 300.0, 80.0] {
+        live.set(0, watts).unwrap();
+        let until = clock::now().plus_nanos(150 * MS);
+        bench.sample(|t| t.known_until(energy).is_some_and(|k| k >= until));
+    }
+    let span = Span::new(from, bench.timeline.known_until(energy).unwrap());
+    let truth = bench.sim.scenario.joules(0, span.start().nanos(), span.end().nanos()).unwrap();
+    let measured = bench.energy(energy, span);
+    assert!((measured.value().get() - truth).abs() <= measured.bound().get(), "{measured:?} for {truth} J");
+    assert!((measured.value().get() / truth - 1.0).abs() < 0.05, "{measured:?} for {truth} J");
 }
 
 #[test]
@@ -261,12 +317,62 @@ fn an_older_library_offers_less_and_still_measures() {
         remove(&sim.library, symbol);
     }
     let mut bench = Bench::on((folder, sim));
-    assert_eq!(bench.names(), ["power_average", "temperature", "utilisation", "memory_utilisation"]);
+    assert_eq!(
+        bench.names(),
+        [
+            "power_average",
+            "temperature",
+            "utilisation",
+            "memory_utilisation",
+            "clock",
+            "memory_clock",
+            "power_limit",
+            "throttle"
+        ]
+    );
     let power = bench.sensor("power_average");
     let from = bench.sample_for(power, 100 * MS);
     let energy = bench.energy(power, Span::new(from, from.plus_nanos(100 * MS)));
     assert_eq!(energy.method(), Method::Integral);
     assert!((energy.value().get() - 10.0).abs() < 1e-3, "{energy:?}");
+}
+
+#[test]
+fn every_extra_may_be_missing() {
+    let (folder, sim) = install("{}");
+    for symbol in [
+        "nvmlDeviceGetFieldValues",
+        "nvmlDeviceGetClockInfo",
+        "nvmlDeviceGetEnforcedPowerLimit",
+        "nvmlDeviceGetPowerManagementDefaultLimit",
+        "nvmlDeviceGetCurrentClocks",
+        "nvmlDeviceGetArchitecture",
+        "nvmlDeviceGetPciInfo_v3",
+        "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetComputeRunningProcesses",
+        "nvmlDeviceGetGraphicsRunningProcesses",
+        "nvmlDeviceGetHandleByUUID",
+        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
+        "nvmlSystemGetNVMLVersion",
+        "nvmlSystemGetDriverVersion",
+    ] {
+        remove(&sim.library, symbol);
+    }
+    let facts = open(&sim.library).unwrap().tried.remove(0).facts;
+    let keys: Vec<&str> = facts.keys().map(|k| k.rsplit('/').next().unwrap()).collect();
+    assert_eq!(keys, ["index", "name", "boards"]);
+    let mut bench = Bench::on((folder, sim));
+    assert_eq!(bench.names()[..2], ["energy", "power_average"]);
+    assert_eq!(bench.meter.sensors()[1].averaged_s, 1.0, "unknown boards are taken for new ones");
+    let errors = bench.errors_of_one();
+    assert!(median(&errors) < 0.01, "{errors:?}");
+}
+
+#[test]
+fn an_older_name_for_throttling_will_do() {
+    let (folder, sim) = install(r#"{"throttle": 4}"#);
+    remove(&sim.library, "nvmlDeviceGetCurrentClocksEventReasons");
+    assert!(Bench::on((folder, sim)).names().contains(&"throttle"));
 }
 
 #[test]

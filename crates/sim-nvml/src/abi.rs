@@ -1,61 +1,40 @@
-//! The functions of NVML, as C calls them. Layouts and codes are those of `nvml.h`.
+//! NVML as C calls it: starting it, and asking for boards. Layouts and codes are those of `nvml.h`.
 #![allow(unsafe_code)] // A C library is what this crate is.
 #![allow(non_snake_case)]
 
-use crate::{Board, Part, Scenario, beside};
-use rustix::time::{ClockId, clock_gettime};
-use std::ffi::{CStr, OsString, c_char, c_int, c_longlong, c_uint, c_ulonglong, c_void};
+mod device;
+mod stubs;
+
+use crate::machine::{self, Machine, Silent, Slot};
+use crate::{Scenario, beside};
+use std::ffi::{CStr, OsString, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 type Status = c_int;
 const SUCCESS: Status = 0;
 const UNINITIALIZED: Status = 1;
 const INVALID_ARGUMENT: Status = 2;
 const NOT_SUPPORTED: Status = 3;
+const NOT_FOUND: Status = 6;
 const INSUFFICIENT_SIZE: Status = 7;
+const ARGUMENT_VERSION_MISMATCH: Status = 25;
 const UNKNOWN: Status = 999;
 
-const FIELD_POWER_INSTANT: c_uint = 186;
-const VALUE_TYPE_UNSIGNED_INT: c_uint = 1;
-
-/// A board's index plus one: never null, and never followed.
+/// A board's index plus one, and in the bits above those a MIG instance's plus one: never null, and never followed.
 type Handle = *mut c_void;
-
-#[repr(C)]
-struct Memory {
-    total: c_ulonglong,
-    free: c_ulonglong,
-    used: c_ulonglong,
-}
-
-#[repr(C)]
-struct Utilization {
-    gpu: c_uint,
-    memory: c_uint,
-}
-
-#[repr(C)]
-struct FieldValue {
-    field_id: c_uint,
-    scope_id: c_uint,
-    timestamp: c_longlong,
-    latency_usec: c_longlong,
-    value_type: c_uint,
-    status: Status,
-    /// A union of eight bytes in C; an unsigned int lies in the first four.
-    value: [u8; 8],
-}
-
-struct Machine {
-    boards: Vec<(Board, AtomicU64)>,
-}
+const INSTANCE: u32 = 16;
 
 /// A loaded C library has nowhere else to keep what it is. `None` if the scenario could not be used.
 static MACHINE: OnceLock<Option<Machine>> = OnceLock::new();
 /// Calls of init without their shutdown.
 static STARTS: AtomicU32 = AtomicU32::new(0);
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlInit() -> Status {
+    start()
+}
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInit_v2() -> Status {
@@ -75,114 +54,89 @@ extern "C" fn nvmlShutdown() -> Status {
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn nvmlErrorString(status: Status) -> *const c_char {
+    let text = match status {
+        SUCCESS => c"Success",
+        UNINITIALIZED => c"Uninitialized",
+        INVALID_ARGUMENT => c"Invalid Argument",
+        NOT_SUPPORTED => c"Not Supported",
+        NOT_FOUND => c"Not Found",
+        INSUFFICIENT_SIZE => c"Insufficient Size",
+        ARGUMENT_VERSION_MISMATCH => c"Argument Version Mismatch",
+        _ => c"Unknown Error",
+    };
+    text.as_ptr()
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint) -> Status {
     // SAFETY: the caller's promise is handed on.
     unsafe { give_text(version, length, machine().map(|_| "999.00 (wattle-sim-nvml)")) }
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlSystemGetNVMLVersion(version: *mut c_char, length: c_uint) -> Status {
+    // SAFETY: the caller's promise is handed on.
+    unsafe { give_text(version, length, machine().map(|_| "13.999.00")) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlSystemGetCudaDriverVersion(version: *mut c_int) -> Status {
+    // SAFETY: the caller's promise is handed on.
+    unsafe { give(version, machine().map(|_| 13_000)) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlSystemGetCudaDriverVersion_v2(version: *mut c_int) -> Status {
+    // SAFETY: the caller's promise is handed on.
+    unsafe { give(version, machine().map(|_| 13_000)) }
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> Status {
     // SAFETY: the caller's promise is handed on.
-    unsafe { give(count, machine().map(|m| m.boards.len() as c_uint)) }
+    unsafe { give(count, machine().map(|m| m.slots.len() as c_uint)) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *mut Handle) -> Status {
-    let handle = machine().and_then(|m| {
-        let there = (index as usize) < m.boards.len();
-        there.then(|| std::ptr::without_provenance_mut(index as usize + 1)).ok_or(INVALID_ARGUMENT)
+    let there = machine().map(|m| m.slots.get(index as usize));
+    let handle = there.and_then(|s| s.map(|_| handle(index as usize, None)).ok_or(INVALID_ARGUMENT));
+    // SAFETY: the caller's promise is handed on.
+    unsafe { give(device, handle) }
+}
+
+/// Of a board, or of a MIG instance on one.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut Handle) -> Status {
+    // SAFETY: the caller's promise is handed on.
+    let handle = unsafe { text(uuid) }.and_then(|uuid| {
+        let found = machine()?.slots.iter().enumerate().find_map(|(index, slot)| {
+            let instances = slot.board.mig.iter().flatten();
+            let instance = instances.enumerate().find(|(_, id)| **id == uuid).map(|(i, _)| i);
+            (slot.board.uuid == uuid || instance.is_some()).then(|| handle(index, instance))
+        });
+        found.ok_or(NOT_FOUND)
     });
     // SAFETY: the caller's promise is handed on.
     unsafe { give(device, handle) }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetName(device: Handle, name: *mut c_char, length: c_uint) -> Status {
+unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, device: *mut Handle) -> Status {
     // SAFETY: the caller's promise is handed on.
-    unsafe { give_text(name, length, board(device).map(|(b, _)| b.name.as_str())) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetUUID(device: Handle, uuid: *mut c_char, length: c_uint) -> Status {
-    // SAFETY: the caller's promise is handed on.
-    unsafe { give_text(uuid, length, board(device).map(|(b, _)| b.uuid.as_str())) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetTotalEnergyConsumption(device: Handle, energy: *mut c_ulonglong) -> Status {
-    // SAFETY: the caller's promise is handed on.
-    unsafe { give(energy, read(device, Part::EnergyCounter, |b| b.counter_mj(now()))) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetPowerUsage(device: Handle, power: *mut c_uint) -> Status {
-    // SAFETY: the caller's promise is handed on.
-    unsafe { give(power, read(device, Part::PowerAverage, |b| milli(b.average_watts(now())))) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetFieldValues(
-    device: Handle,
-    count: c_int,
-    values: *mut FieldValue,
-) -> Status {
-    let count = usize::try_from(count).unwrap_or(0);
-    if values.is_null() || count == 0 {
-        return INVALID_ARGUMENT;
-    }
-    if let Err(status) = board(device) {
-        return status;
-    }
-    // SAFETY: the caller promises `count` initialised fields at `values`, which is not null.
-    for field in unsafe { std::slice::from_raw_parts_mut(values, count) } {
-        let power = match (field.field_id, field.scope_id) {
-            (FIELD_POWER_INSTANT, 0) => read(device, Part::PowerInstant, |b| milli(b.watts(now()))),
-            _ => Err(NOT_SUPPORTED),
-        };
-        field.status = power.err().unwrap_or(SUCCESS);
-        field.value_type = VALUE_TYPE_UNSIGNED_INT;
-        field.value[..4].copy_from_slice(&power.unwrap_or(0).to_ne_bytes());
-    }
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: Handle, memory: *mut Memory) -> Status {
-    let info = read(device, Part::MemoryInfo, |b| Memory {
-        total: b.memory_total,
-        free: b.memory_total.saturating_sub(b.memory_used),
-        used: b.memory_used,
+    let handle = unsafe { text(id) }.and_then(|id| {
+        let place = machine::place(id).ok_or(INVALID_ARGUMENT)?;
+        machine()?.slots.iter().position(|s| s.place == place).map(|i| handle(i, None)).ok_or(NOT_FOUND)
     });
     // SAFETY: the caller's promise is handed on.
-    unsafe { give(memory, info) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetUtilizationRates(device: Handle, rates: *mut Utilization) -> Status {
-    let busy = |b: &Board| Utilization { gpu: b.utilisation, memory: b.memory_utilisation };
-    // SAFETY: the caller's promise is handed on.
-    unsafe { give(rates, read(device, Part::Utilisation, busy)) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetTemperature(
-    device: Handle,
-    sensor: c_uint,
-    celsius: *mut c_uint,
-) -> Status {
-    let value = match sensor {
-        0 => read(device, Part::Temperature, |b| b.temperature),
-        _ => Err(INVALID_ARGUMENT),
-    };
-    // SAFETY: the caller's promise is handed on.
-    unsafe { give(celsius, value) }
+    unsafe { give(device, handle) }
 }
 
 fn start() -> Status {
-    let machine = MACHINE.get_or_init(|| match scenario(own_path(), std::env::var_os("WATTLE_SIM_NVML")) {
-        Ok(Scenario { devices }) => {
-            Some(Machine { boards: devices.into_iter().map(|b| (b, AtomicU64::new(0))).collect() })
-        }
+    let named = std::env::var_os("WATTLE_SIM_NVML");
+    let machine = MACHINE.get_or_init(|| match scenario(own_path(), named).and_then(Machine::new) {
+        Ok(machine) => Some(machine),
         Err(why) => {
             #[allow(clippy::print_stderr)]
             // NVML has codes only; whoever wrote the scenario wants the reason.
@@ -204,32 +158,41 @@ fn machine() -> Result<&'static Machine, Status> {
     MACHINE.get().and_then(Option::as_ref).filter(|_| started).ok_or(UNINITIALIZED)
 }
 
-fn board(device: Handle) -> Result<&'static (Board, AtomicU64), Status> {
+fn handle(index: usize, instance: Option<usize>) -> Handle {
+    std::ptr::without_provenance_mut(index + 1 + instance.map_or(0, |i| (i + 1) << INSTANCE))
+}
+
+/// A board and its index.
+fn slot(device: Handle) -> Result<(usize, &'static Slot), Status> {
     let index = device.addr().checked_sub(1).ok_or(INVALID_ARGUMENT)?;
-    machine()?.boards.get(index).ok_or(INVALID_ARGUMENT)
+    Ok((index, machine()?.slots.get(index).ok_or(INVALID_ARGUMENT)?))
 }
 
-/// One answer of a board, if it has that part and is not failing.
-fn read<T>(device: Handle, part: Part, answer: impl FnOnce(&Board) -> T) -> Result<T, Status> {
-    let (board, answers) = board(device)?;
-    if board.without.contains(&part) {
-        return Err(NOT_SUPPORTED);
+/// A MIG instance: its board, and its place on it.
+fn instance(device: Handle) -> Result<(usize, usize), Status> {
+    let (low, high) = (device.addr() & ((1 << INSTANCE) - 1), device.addr() >> INSTANCE);
+    let (board, instance) = low.checked_sub(1).zip(high.checked_sub(1)).ok_or(INVALID_ARGUMENT)?;
+    let there = machine()?.slots.get(board).and_then(|s| s.board.mig.as_ref()?.get(instance));
+    there.map(|_| (board, instance)).ok_or(INVALID_ARGUMENT)
+}
+
+impl From<Silent> for Status {
+    fn from(silent: Silent) -> Status {
+        match silent {
+            Silent::Lacks => NOT_SUPPORTED,
+            Silent::Fails => UNKNOWN,
+        }
     }
-    let before = answers.fetch_add(1, Ordering::Relaxed);
-    let failed = board.fail_after.and_then(|n| before.checked_sub(n));
-    if failed.is_some_and(|n| n < board.fail_for.unwrap_or(u64::MAX)) {
-        return Err(UNKNOWN);
+}
+
+/// # Safety
+/// `text` is null or ends in a zero.
+unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, Status> {
+    if text.is_null() {
+        return Err(INVALID_ARGUMENT);
     }
-    Ok(answer(board))
-}
-
-fn milli(watts: f64) -> c_uint {
-    (watts * 1e3).round() as c_uint
-}
-
-fn now() -> u64 {
-    let t = clock_gettime(ClockId::Monotonic);
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+    // SAFETY: not null, and so a C string by the caller's promise.
+    unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| INVALID_ARGUMENT)
 }
 
 /// # Safety
@@ -264,13 +227,37 @@ unsafe fn give_text(out: *mut c_char, length: c_uint, text: Result<&str, Status>
     }
 }
 
+/// # Safety
+/// `count` is null or can be read and written, and `out` is null or has room for as many.
+unsafe fn give_list<T>(count: *mut c_uint, out: *mut T, list: Result<Vec<T>, Status>) -> Status {
+    let list = match list {
+        Ok(_) if count.is_null() => return INVALID_ARGUMENT,
+        Ok(list) => list,
+        Err(status) => return status,
+    };
+    // SAFETY: not null, and so readable by the caller's promise.
+    let room = unsafe { count.replace(list.len() as c_uint) } as usize;
+    if room < list.len() {
+        return INSUFFICIENT_SIZE;
+    }
+    if out.is_null() && !list.is_empty() {
+        return INVALID_ARGUMENT;
+    }
+    for (i, item) in list.into_iter().enumerate() {
+        // SAFETY: not null, with room for the list as just checked.
+        unsafe { out.add(i).write(item) };
+    }
+    SUCCESS
+}
+
 fn scenario(library: Option<PathBuf>, named: Option<OsString>) -> Result<Scenario, String> {
     let own = library.map(|l| beside(&l)).filter(|path| path.is_file());
     let Some(path) = own.or_else(|| named.map(PathBuf::from)) else {
         return Ok(Scenario::default());
     };
     let bad = |e: &dyn std::fmt::Display| format!("cannot use scenario {}: {e}", path.display());
-    Scenario::parse(&std::fs::read_to_string(&path).map_err(|e| bad(&e))?).map_err(|e| bad(&e))
+    let text = std::fs::read_to_string(&path).map_err(|e| bad(&e))?;
+    Ok(Scenario::parse(&text).map_err(|e| bad(&e))?.below(path.parent()))
 }
 
 /// The path this library was loaded from.
@@ -299,6 +286,7 @@ fn own_path() -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Board;
 
     #[test]
     fn a_scenario_beside_the_library_goes_before_the_one_that_is_named() {

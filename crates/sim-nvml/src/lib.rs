@@ -1,15 +1,21 @@
 //! A stand-in for `libnvidia-ml.so.1`. Tests only.
 //!
 //! Power is a function of `CLOCK_MONOTONIC` and energy its closed-form integral: every process sees the same counters, and
-//! a test knows the joules of any window. What the boards do is a [`Scenario`], taken from the first of these that is there:
+//! a test knows the joules of any window. Where power is to follow what a program does, that program says it ([`Live`]). What the boards do is a [`Scenario`], taken from the first of these that is there:
 //! `<library>.json` beside the library as it was loaded, the file that `WATTLE_SIM_NVML` names, one board of 100 W.
 //!
 //! A test installs a copy of its own ([`Sim::install`]): the loader takes each copy for another library, so scenarios of tests
 //! in one process do not meet, and no environment variable has to change under running threads.
+//!
+//! NVIDIA's Python binding, Zeus and CodeCarbon run on it unchanged (`benches/peers`): the folder goes into `LD_LIBRARY_PATH`.
+//! A function of NVML that has no answer here is there and says "not supported".
 
 mod abi;
+mod live;
+mod machine;
 mod scenario;
 
+pub use live::Live;
 pub use scenario::{Board, Part, Scenario};
 
 use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
@@ -29,7 +35,7 @@ impl Sim {
     /// Puts a copy of the library, with `scenario` (JSON) beside it, into `folder`.
     pub fn install(folder: &Path, scenario: &str) -> io::Result<Sim> {
         let library = folder.join("libnvidia-ml.so.1");
-        let parsed = Scenario::parse(scenario).map_err(io::Error::other)?;
+        let parsed = Scenario::parse(scenario).map_err(io::Error::other)?.below(Some(folder));
         std::fs::copy(library_path(), &library)?;
         std::fs::write(beside(&library), scenario)?;
         Ok(Sim { library, scenario: parsed })

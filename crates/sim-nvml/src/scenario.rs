@@ -3,9 +3,13 @@
 //! ```json
 //! {"devices": [{"uuid": "GPU-a", "power": [[0, 100], [2, 300]], "period_s": 4, "refresh_ms": 100, "without": ["memory_info"]}]}
 //! ```
-//! What is left out is as in [`Board::default`].
+//! What is left out is as in [`Board::default`]. With `"live": "PATH"` beside `devices`, power is what another process says
+//! there: [`crate::Live`].
 
+use crate::live::Curve;
 use serde::Deserialize;
+use std::io;
+use std::path::{Path, PathBuf};
 
 /// A machine with boards in it.
 #[derive(Debug, Clone, Deserialize)]
@@ -13,6 +17,9 @@ use serde::Deserialize;
 pub struct Scenario {
     /// In the order of their indices.
     pub devices: Vec<Board>,
+    /// Where another process says what the boards draw; a path that is not absolute is below the scenario's folder.
+    #[serde(default)]
+    pub live: Option<PathBuf>,
 }
 
 /// One board.
@@ -23,12 +30,32 @@ pub struct Board {
     pub name: String,
     /// Its identity.
     pub uuid: String,
-    /// Steps (from second, watts) on the monotonic clock, the first at 0, over and over.
+    /// Its place, `00000000:01:00.0`; by default one bus after the other.
+    pub pci: Option<String>,
+    /// `nvmlDeviceArchitecture_t`: 7 is Ampere, 9 Hopper.
+    pub architecture: u32,
+    /// Steps (from second, watts) on the monotonic clock, the first at 0, over and over. With `live`, until its first line.
     pub power: Vec<(f64, f64)>,
     /// After this many seconds the steps start again; by default one second after the last.
     pub period_s: Option<f64>,
     /// The energy counter stands still for this long at a time.
     pub refresh_ms: u64,
+    /// What the counter shows of each joule: a counter that lies against the truth and against power.
+    pub counter_gain: f64,
+    /// `nvmlDeviceGetPowerUsage` is the mean of so many seconds; 0 for power of the moment, as on GA100 and before Ampere.
+    pub average_s: f64,
+    /// Watts it may draw, enforced; the default limit is the same.
+    pub power_limit: f64,
+    /// Megahertz of the compute units and of the memory.
+    pub clocks: (u32, u32),
+    /// Why the clocks are held down, as a bit mask.
+    pub throttle: u64,
+    /// UUIDs of its MIG instances, none of them yet if empty; by default it knows no MIG.
+    pub mig: Option<Vec<String>>,
+    /// Processes that compute on it.
+    pub processes: Vec<u32>,
+    /// Processes that draw on it.
+    pub graphics_processes: Vec<u32>,
     /// Bytes of memory.
     pub memory_total: u64,
     /// Bytes of it in use.
@@ -45,6 +72,8 @@ pub struct Board {
     pub fail_after: Option<u64>,
     /// … this many times; by default for good.
     pub fail_for: Option<u64>,
+    /// After this many answers it answers no more, and does not come back either: a driver that hangs.
+    pub hang_after: Option<u64>,
 }
 
 /// What a board may lack.
@@ -53,6 +82,8 @@ pub struct Board {
 pub enum Part {
     /// `nvmlDeviceGetTotalEnergyConsumption`, as before Volta.
     EnergyCounter,
+    /// `NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION`: the same counter, asked for together with other fields.
+    EnergyField,
     /// `NVML_FI_DEV_POWER_INSTANT`, as with old drivers.
     PowerInstant,
     /// `nvmlDeviceGetPowerUsage`.
@@ -63,11 +94,25 @@ pub enum Part {
     Temperature,
     /// `nvmlDeviceGetUtilizationRates`.
     Utilisation,
+    /// `nvmlDeviceGetUUID`.
+    Uuid,
+    /// `nvmlDeviceGetPciInfo_v3`.
+    Pci,
+    /// `nvmlDeviceGetArchitecture`.
+    Architecture,
+    /// `nvmlDeviceGetClockInfo`.
+    Clocks,
+    /// `nvmlDeviceGetEnforcedPowerLimit` and its like.
+    PowerLimit,
+    /// `nvmlDeviceGetCurrentClocksEventReasons` and its older name.
+    Throttle,
+    /// Lists of processes.
+    Processes,
 }
 
 impl Default for Scenario {
     fn default() -> Self {
-        Self { devices: vec![Board::default()] }
+        Self { devices: vec![Board::default()], live: None }
     }
 }
 
@@ -76,9 +121,19 @@ impl Default for Board {
         Self {
             name: "Pretend 100".into(),
             uuid: "GPU-00000000-0000-0000-0000-000000000000".into(),
+            pci: None,
+            architecture: 9,
             power: vec![(0.0, 100.0)],
             period_s: None,
             refresh_ms: 100,
+            counter_gain: 1.0,
+            average_s: 1.0,
+            power_limit: 700.0,
+            clocks: (1_980, 2_619),
+            throttle: 0,
+            mig: None,
+            processes: Vec::new(),
+            graphics_processes: Vec::new(),
             memory_total: 80 << 30,
             memory_used: 1 << 30,
             temperature: 40,
@@ -87,6 +142,7 @@ impl Default for Board {
             without: Vec::new(),
             fail_after: None,
             fail_for: None,
+            hang_after: None,
         }
     }
 }
@@ -103,6 +159,26 @@ impl Scenario {
         }
         Ok(scenario)
     }
+
+    /// The joules that a board truly drew from `from` to `until`, in nanoseconds of the monotonic clock; with `live`, as far
+    /// as it was said until now.
+    ///
+    /// # Panics
+    /// If there is no such board.
+    pub fn joules(&self, board: usize, from: u64, until: u64) -> io::Result<f64> {
+        let boards = &self.devices;
+        let Some(live) = &self.live else { return Ok(boards[board].joules(from, until)) };
+        let mut curve = Curve::new(live, boards.len());
+        curve.catch_up()?;
+        Ok(curve.joules_since_boot(board, &boards[board], until)
+            - curve.joules_since_boot(board, &boards[board], from))
+    }
+
+    /// With its live file, if it names one, below `folder`.
+    pub(crate) fn below(mut self, folder: Option<&Path>) -> Scenario {
+        self.live = self.live.map(|live| folder.map_or(live.clone(), |f| f.join(live)));
+        self
+    }
 }
 
 impl Board {
@@ -116,6 +192,10 @@ impl Board {
         }
         if self.refresh_ms == 0 || self.period() <= self.power[self.power.len() - 1].0 {
             return Err("refresh_ms must be above 0 and period_s after the last step");
+        }
+        let figures = [self.counter_gain, self.average_s, self.power_limit];
+        if !figures.iter().all(|f| f.is_finite() && *f >= 0.0) {
+            return Err("counter_gain, average_s and power_limit must be finite and not negative");
         }
         Ok(())
     }
@@ -132,23 +212,11 @@ impl Board {
         self.power[step].1
     }
 
-    /// What the counter shows: the joules as of its last refresh, in whole millijoules.
-    pub(crate) fn counter_mj(&self, at: u64) -> u64 {
-        let refresh = self.refresh_ms * 1_000_000;
-        (self.joules_since_boot(at - at % refresh) * 1e3) as u64
-    }
-
-    /// The mean power of the last second, which is what `nvmlDeviceGetPowerUsage` gives since Ampere.
-    pub(crate) fn average_watts(&self, at: u64) -> f64 {
-        let from = at.saturating_sub(1_000_000_000);
-        self.joules(from, at) / ((at - from).max(1) as f64 * 1e-9)
-    }
-
     fn period(&self) -> f64 {
         self.period_s.unwrap_or_else(|| self.power[self.power.len() - 1].0 + 1.0)
     }
 
-    fn joules_since_boot(&self, at: u64) -> f64 {
+    pub(crate) fn joules_since_boot(&self, at: u64) -> f64 {
         let (seconds, period) = (at as f64 * 1e-9, self.period());
         let whole = (seconds / period).floor();
         whole * self.joules_within(period) + self.joules_within(seconds - whole * period)
@@ -186,21 +254,6 @@ mod tests {
     }
 
     #[test]
-    fn the_counter_is_a_staircase_below_the_truth() {
-        let board = board(r#"{"power": [[0, 80]], "refresh_ms": 100}"#);
-        assert_eq!(board.counter_mj(5 * S + 99_999_999), 400_000);
-        assert_eq!(board.counter_mj(5 * S + 100_000_000), 408_000);
-    }
-
-    #[test]
-    fn average_power_lags_by_a_second() {
-        let board = board(r#"{"power": [[0, 100], [2, 300]], "period_s": 4}"#);
-        assert_eq!(board.watts(2 * S + S / 2), 300.0);
-        assert!((board.average_watts(2 * S + S / 2) - 200.0).abs() < 1e-6);
-        assert!((board.average_watts(3 * S) - 300.0).abs() < 1e-6);
-    }
-
-    #[test]
     fn a_scenario_that_makes_no_sense_is_refused() {
         for json in [
             r#"{"power": []}"#,
@@ -208,6 +261,7 @@ mod tests {
             r#"{"power": [[0, -5]]}"#,
             r#"{"power": [[0, 5], [3, 5]], "period_s": 2}"#,
             r#"{"refresh_ms": 0}"#,
+            r#"{"counter_gain": -1}"#,
             "{}, {}",
         ] {
             assert!(Scenario::parse(&format!(r#"{{"devices": [{json}]}}"#)).is_err(), "{json}");

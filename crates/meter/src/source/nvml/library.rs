@@ -2,9 +2,10 @@
 //! hands out is safe. Signatures, layouts and codes are those of `nvml.h`.
 #![allow(unsafe_code)] // A C library cannot be called without.
 
+use super::select::Place;
 use crate::source::Unavailable;
 use std::error::Error;
-use std::ffi::{CStr, c_char, c_int, c_longlong, c_uint, c_ulonglong, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_longlong, c_uint, c_ulonglong, c_void};
 
 /// The name under which every Linux driver installs it.
 pub(super) const SONAME: &str = "libnvidia-ml.so.1";
@@ -12,9 +13,13 @@ pub(super) const SONAME: &str = "libnvidia-ml.so.1";
 type Status = c_int;
 const SUCCESS: Status = 0;
 const NO_PERMISSION: Status = 4;
+const INSUFFICIENT_SIZE: Status = 7;
 const GPU_IS_LOST: Status = 15;
 
+const FIELD_TOTAL_ENERGY: c_uint = 83;
 const FIELD_POWER_INSTANT: c_uint = 186;
+const CLOCK_SM: c_uint = 1;
+const CLOCK_MEMORY: c_uint = 2;
 const TEMPERATURE_OF_GPU: c_uint = 0;
 /// `NVML_DEVICE_NAME_V2_BUFFER_SIZE` and `NVML_DEVICE_UUID_V2_BUFFER_SIZE`, the longest texts asked for.
 const TEXT: usize = 96;
@@ -55,8 +60,36 @@ struct FieldValue {
     value: c_ulonglong,
 }
 
+#[repr(C)]
+#[derive(Default)]
+struct PciInfo {
+    bus_id_legacy: [u8; 16],
+    domain: c_uint,
+    bus: c_uint,
+    device: c_uint,
+    device_id: c_uint,
+    subsystem_id: c_uint,
+    bus_id: [u8; 32],
+}
+
+/// Room for one process: 24 bytes of `nvmlProcessInfo_v2_t`, and 8 more because the first drivers of the 535 line wrote as many.
+type ProcessRoom = [u64; 4];
+/// Each process starts at its own third word; its number is the low half of that.
+const PROCESS_WORDS: usize = 3;
+
 type Get<T> = unsafe extern "C" fn(Board, *mut T) -> Status;
 type GetText = unsafe extern "C" fn(Board, *mut c_char, c_uint) -> Status;
+type GetSystemText = unsafe extern "C" fn(*mut c_char, c_uint) -> Status;
+type GetOf = unsafe extern "C" fn(Board, c_uint, *mut c_uint) -> Status;
+type GetProcesses = unsafe extern "C" fn(Board, *mut c_uint, *mut ProcessRoom) -> Status;
+
+/// The boards there are.
+pub(super) struct Boards {
+    /// Those this process may use, with their index.
+    pub(super) open: Vec<(u32, Board)>,
+    /// The others, and why.
+    pub(super) closed: Vec<(u32, String)>,
+}
 
 /// NVML, initialised; shut down when dropped.
 pub(super) struct Library {
@@ -65,13 +98,25 @@ pub(super) struct Library {
     handle: unsafe extern "C" fn(c_uint, *mut Board) -> Status,
     uuid: GetText,
     name: Option<GetText>,
-    driver: Option<unsafe extern "C" fn(*mut c_char, c_uint) -> Status>,
+    driver: Option<GetSystemText>,
+    version: Option<GetSystemText>,
     energy: Option<Get<c_ulonglong>>,
     power: Option<Get<c_uint>>,
     fields: Option<unsafe extern "C" fn(Board, c_int, *mut FieldValue) -> Status>,
     memory: Option<Get<Memory>>,
     utilisation: Option<Get<Utilization>>,
-    temperature: Option<unsafe extern "C" fn(Board, c_uint, *mut c_uint) -> Status>,
+    temperature: Option<GetOf>,
+    clock: Option<GetOf>,
+    power_limit: Option<Get<c_uint>>,
+    default_limit: Option<Get<c_uint>>,
+    throttle: Option<Get<c_ulonglong>>,
+    architecture: Option<Get<c_uint>>,
+    pci: Option<Get<PciInfo>>,
+    mig_mode: Option<unsafe extern "C" fn(Board, *mut c_uint, *mut c_uint) -> Status>,
+    /// Lists of those that compute and of those that draw.
+    processes: [Option<GetProcesses>; 2],
+    by_uuid: Option<unsafe extern "C" fn(*const c_char, *mut Board) -> Status>,
+    mig_holder: Option<unsafe extern "C" fn(Board, *mut Board) -> Status>,
     /// The code that the pointers above lead into; unloaded last, after `drop` has run.
     _code: libloading::Library,
 }
@@ -108,28 +153,44 @@ impl Library {
                 uuid,
                 name: find(&code, "nvmlDeviceGetName"),
                 driver: find(&code, "nvmlSystemGetDriverVersion"),
+                version: find(&code, "nvmlSystemGetNVMLVersion"),
                 energy: find(&code, "nvmlDeviceGetTotalEnergyConsumption"),
                 power: find(&code, "nvmlDeviceGetPowerUsage"),
                 fields: find(&code, "nvmlDeviceGetFieldValues"),
                 memory: find(&code, "nvmlDeviceGetMemoryInfo"),
                 utilisation: find(&code, "nvmlDeviceGetUtilizationRates"),
                 temperature: find(&code, "nvmlDeviceGetTemperature"),
+                clock: find(&code, "nvmlDeviceGetClockInfo"),
+                power_limit: find(&code, "nvmlDeviceGetEnforcedPowerLimit"),
+                default_limit: find(&code, "nvmlDeviceGetPowerManagementDefaultLimit"),
+                // The same bits; the older name is going away.
+                throttle: find(&code, "nvmlDeviceGetCurrentClocksEventReasons")
+                    .or_else(|| find(&code, "nvmlDeviceGetCurrentClocksThrottleReasons")),
+                architecture: find(&code, "nvmlDeviceGetArchitecture"),
+                pci: find(&code, "nvmlDeviceGetPciInfo_v3"),
+                mig_mode: find(&code, "nvmlDeviceGetMigMode"),
+                processes: ["Compute", "Graphics"].map(|of| {
+                    let symbol = |version| format!("nvmlDeviceGet{of}RunningProcesses_{version}");
+                    find(&code, &symbol("v3")).or_else(|| find(&code, &symbol("v2")))
+                }),
+                by_uuid: find(&code, "nvmlDeviceGetHandleByUUID"),
+                mig_holder: find(&code, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle"),
                 _code: code,
             }
         })
     }
 
-    /// The boards this process may use. One it may not, and one that fell off the bus, runs nothing of ours and is left out.
-    pub(super) fn boards(&self) -> Result<Vec<Board>, String> {
+    /// The boards. One that this process may not use, and one that fell off the bus, runs nothing of ours: no reason to fail.
+    pub(super) fn boards(&self) -> Result<Boards, String> {
         // SAFETY: `count` takes a pointer to an unsigned int.
         let count = get(|out| unsafe { (self.count)(out) }).map_err(meaning)?;
-        let mut boards = Vec::new();
+        let mut boards = Boards { open: Vec::new(), closed: Vec::new() };
         for index in 0..count {
             let mut board = Board(std::ptr::null_mut());
             // SAFETY: `handle` takes an index below the count and a pointer to a handle.
             match unsafe { (self.handle)(index, &mut board) } {
-                SUCCESS => boards.push(board),
-                NO_PERMISSION | GPU_IS_LOST => {}
+                SUCCESS => boards.open.push((index, board)),
+                status @ (NO_PERMISSION | GPU_IS_LOST) => boards.closed.push((index, meaning(status))),
                 status => return Err(format!("board {index}: {}", meaning(status))),
             }
         }
@@ -141,6 +202,13 @@ impl Library {
         let driver = self.driver?;
         // SAFETY: takes a buffer and its length.
         text(|buffer, length| unsafe { driver(buffer, length) })
+    }
+
+    /// The library's own version.
+    pub(super) fn version(&self) -> Option<String> {
+        let version = self.version?;
+        // SAFETY: as for `driver`.
+        text(|buffer, length| unsafe { version(buffer, length) })
     }
 
     /// The board's identity, the same after a reboot and for every process.
@@ -163,16 +231,27 @@ impl Library {
 
     /// Watts now.
     pub(super) fn power_instant(&self, board: Board) -> Option<f64> {
-        let fields = self.fields?;
-        let mut field = FieldValue { field_id: FIELD_POWER_INSTANT, ..FieldValue::default() };
+        let [power] = self.fields(board, [FIELD_POWER_INSTANT]);
+        Some(power? as f64 * 1e-3)
+    }
+
+    /// Joules and watts as above, by one call. Energy is asked for last: a reading is stamped when the call is back.
+    pub(super) fn energy_and_power(&self, board: Board) -> (Option<f64>, Option<f64>) {
+        let [power, energy] = self.fields(board, [FIELD_POWER_INSTANT, FIELD_TOTAL_ENERGY]);
+        (energy.map(|mj| mj as f64 * 1e-3), power.map(|mw| mw as f64 * 1e-3))
+    }
+
+    fn fields<const N: usize>(&self, board: Board, ids: [c_uint; N]) -> [Option<c_ulonglong>; N] {
+        let Some(fields) = self.fields else { return [None; N] };
+        let mut values = ids.map(|field_id| FieldValue { field_id, ..FieldValue::default() });
         // SAFETY: takes a handle, and as many fields as it is told.
-        let status = unsafe { fields(board, 1, &mut field) };
-        let milliwatts = match field.value_type {
-            1 => field.value & 0xffff_ffff, // NVML_VALUE_TYPE_UNSIGNED_INT, which is what drivers say
-            2 | 3 => field.value,           // unsigned long, unsigned long long
-            _ => return None,
-        };
-        (status == SUCCESS && field.status == SUCCESS).then_some(milliwatts as f64 * 1e-3)
+        let status = unsafe { fields(board, N as c_int, values.as_mut_ptr()) };
+        values.map(|field| match field.value_type {
+            _ if status != SUCCESS || field.status != SUCCESS => None,
+            1 => Some(field.value & 0xffff_ffff), // NVML_VALUE_TYPE_UNSIGNED_INT, which is what drivers say of power
+            2 | 3 => Some(field.value),           // unsigned long, unsigned long long
+            _ => None,
+        })
     }
 
     /// Watts over the last second on Ampere and newer, GA100 excepted; watts now on older boards.
@@ -207,6 +286,74 @@ impl Library {
         get(|out: &mut c_uint| unsafe { temperature(board, TEMPERATURE_OF_GPU, out) }).ok().map(f64::from)
     }
 
+    /// Hertz of the compute units.
+    pub(super) fn clock(&self, board: Board) -> Option<f64> {
+        self.megahertz(board, CLOCK_SM)
+    }
+
+    /// Hertz of the memory.
+    pub(super) fn memory_clock(&self, board: Board) -> Option<f64> {
+        self.megahertz(board, CLOCK_MEMORY)
+    }
+
+    fn megahertz(&self, board: Board, domain: c_uint) -> Option<f64> {
+        let clock = self.clock?;
+        // SAFETY: takes a handle, which clock, and a pointer to an unsigned int.
+        let mhz = get(|out: &mut c_uint| unsafe { clock(board, domain, out) }).ok()?;
+        // As a float: 4,295 MHz are more hertz than an unsigned int holds.
+        Some(f64::from(mhz) * 1e6)
+    }
+
+    /// Watts it may draw, by whichever limit is lowest.
+    pub(super) fn power_limit(&self, board: Board) -> Option<f64> {
+        Some(f64::from(self.get(board, self.power_limit?)?) * 1e-3)
+    }
+
+    /// Watts it may draw unless somebody sets another limit.
+    pub(super) fn default_limit(&self, board: Board) -> Option<f64> {
+        Some(f64::from(self.get(board, self.default_limit?)?) * 1e-3)
+    }
+
+    /// The bits of why the clocks are held down; those in use are far below the 53 that a float holds.
+    pub(super) fn throttle(&self, board: Board) -> Option<f64> {
+        Some(self.get(board, self.throttle?)? as f64)
+    }
+
+    /// `nvmlDeviceArchitecture_t`, if the library knows it.
+    pub(super) fn architecture(&self, board: Board) -> Option<u32> {
+        self.get(board, self.architecture?).filter(|architecture| *architecture != c_uint::MAX)
+    }
+
+    /// Where the board is plugged in.
+    pub(super) fn place(&self, board: Board) -> Option<Place> {
+        let PciInfo { domain, bus, device, .. } = self.get(board, self.pci?)?;
+        Some(Place { domain, bus, device })
+    }
+
+    /// Whether the board is split into instances; `None` if it cannot be.
+    pub(super) fn mig(&self, board: Board) -> Option<bool> {
+        let (mode, mut pending) = (self.mig_mode?, 0);
+        // SAFETY: takes a handle and two pointers to unsigned ints.
+        get(|now: &mut c_uint| unsafe { mode(board, now, &mut pending) }).ok().map(|now| now != 0)
+    }
+
+    /// The UUID of the board that holds a MIG instance.
+    pub(super) fn holder(&self, instance: &str) -> Option<String> {
+        let (by_uuid, mig_holder) = (self.by_uuid?, self.mig_holder?);
+        let uuid = CString::new(instance).ok()?;
+        let (mut part, mut whole) = (Board(std::ptr::null_mut()), Board(std::ptr::null_mut()));
+        // SAFETY: takes a text that ends in a zero and a pointer to a handle.
+        let found = unsafe { by_uuid(uuid.as_ptr(), &mut part) };
+        // SAFETY: takes a handle, which was just given, and a pointer to another; it is asked only for one that was found.
+        let held = found == SUCCESS && unsafe { mig_holder(part, &mut whole) } == SUCCESS;
+        if held { self.uuid(whole) } else { None }
+    }
+
+    /// The processes that compute or draw on the board. Slow: never while sampling.
+    pub(super) fn processes(&self, board: Board) -> Vec<u32> {
+        self.processes.iter().flatten().flat_map(|list| processes(*list, board)).collect()
+    }
+
     fn get<T: Default>(&self, board: Board, function: Get<T>) -> Option<T> {
         // SAFETY: a `Get<T>` takes a handle and a pointer to a `T`; the handle is of this library.
         get(|out| unsafe { function(board, out) }).ok()
@@ -237,6 +384,22 @@ unsafe fn need<F: Copy>(code: &libloading::Library, path: &str, symbol: &str) ->
             "install a current NVIDIA driver",
         )
     })
+}
+
+fn processes(list: GetProcesses, board: Board) -> Vec<u32> {
+    let mut count = 0;
+    // SAFETY: takes a handle, and asks only for the count where there is room for none.
+    if unsafe { list(board, &mut count, std::ptr::null_mut()) } != INSUFFICIENT_SIZE {
+        return Vec::new(); // none, or not to be had
+    }
+    // Some more, for those that come in between.
+    let mut room: Vec<ProcessRoom> = vec![[0; 4]; count as usize + 16];
+    count = room.len() as c_uint;
+    // SAFETY: takes a handle and room for as many processes as it is told.
+    if unsafe { list(board, &mut count, room.as_mut_ptr()) } != SUCCESS {
+        return Vec::new();
+    }
+    room.as_flattened().chunks(PROCESS_WORDS).take(count as usize).map(|words| words[0] as u32).collect()
 }
 
 fn get<T: Default>(call: impl FnOnce(&mut T) -> Status) -> Result<T, Status> {
