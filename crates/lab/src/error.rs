@@ -100,7 +100,9 @@ impl LabError {
             self,
             LabError::Unknown(_)
                 | LabError::Usage(_)
-                | LabError::Source(OpenError::Unknown(_) | OpenError::Unqualified(_))
+                | LabError::Source(
+                    OpenError::Unknown(_) | OpenError::Unqualified(_) | OpenError::Interval(_)
+                )
         )
     }
 }

@@ -64,6 +64,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             "missed": cost.missed,
             "lost": cost.lost,
             "readings": readings,
+            "realtime": cost.realtime,
+            "timing": meter.timing(),
         })
     );
     Ok(())

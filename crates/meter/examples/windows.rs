@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Pretended boards have no gain error, so the bound is to hold without it.
     let exact = |s: &Sensor| Sensor { trust: Trust::Measured { gain: 0.0 }, ..s.clone() };
     let table: Vec<Sensor> = meter.sensors().iter().map(exact).collect();
-    let panel = Panel::choose(&table, None).ok_or("nothing measures energy")?;
+    let panel = Panel::choose(&table, None, &[]).ok_or("nothing measures energy")?;
     let mut timeline = Timeline::new(&table);
     for line in std::io::stdin().lock().lines() {
         let line = line?;

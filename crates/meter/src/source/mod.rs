@@ -145,6 +145,34 @@ pub struct Opened {
     pub pretended: Vec<String>,
 }
 
+/// The option that every source has: how often it is read at most, in milliseconds.
+const INTERVAL: &str = "interval_ms";
+
+fn interval(text: &str) -> Option<Duration> {
+    let ms = text.parse::<f64>().ok().filter(|ms| (0.5..=3.6e6).contains(ms))?;
+    Some(Duration::from_secs_f64(ms * 1e-3))
+}
+
+/// A source that the user wants read less often.
+struct Paced {
+    source: Box<dyn Source>,
+    interval: Duration,
+}
+
+impl Source for Paced {
+    fn sensors(&self) -> &[Sensor] {
+        self.source.sensors()
+    }
+
+    fn read(&mut self, depth: Depth, put: &mut dyn FnMut(usize, Option<f64>)) {
+        self.source.read(depth, put);
+    }
+
+    fn interval(&self) -> Option<Duration> {
+        Some(self.source.interval().map_or(self.interval, |own| own.max(self.interval)))
+    }
+}
+
 /// Why sources could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -159,6 +187,9 @@ pub enum OpenError {
         /// Why, and the way out.
         unavailable: Unavailable,
     },
+    /// Not an interval.
+    #[error("{0} must be a number of milliseconds between 0.5 and 3600000")]
+    Interval(String),
     /// A source option without its source.
     #[error(
         "source option \"{0}\" must be written source.key=value, for example nvml.library=/usr/lib/libnvidia-ml.so.1"
@@ -172,15 +203,20 @@ pub fn open(wanted: &Wanted) -> Result<Opened, OpenError> {
         registry::find("source", DRIVERS, |d| d.about, name)?;
     }
     let mut params: Vec<Params> = vec![Params::new(); DRIVERS.len()];
+    let mut intervals: Vec<Option<Duration>> = vec![None; DRIVERS.len()];
     for (key, value) in &wanted.params {
         let (name, option) = key.split_once('.').ok_or_else(|| OpenError::Unqualified(key.clone()))?;
         let driver = registry::find("source", DRIVERS, |d| d.about, name)?;
         let at = DRIVERS.iter().position(|d| d.about.name == driver.about.name).unwrap_or_default();
+        if option == INTERVAL {
+            intervals[at] = Some(interval(value).ok_or_else(|| OpenError::Interval(key.clone()))?);
+            continue;
+        }
         params[at].insert(option.to_owned(), value.clone());
         driver.about.check("source", &params[at])?;
     }
     let mut opened = Opened { sources: Vec::new(), tried: Vec::new(), pretended: Vec::new() };
-    for (driver, params) in DRIVERS.iter().zip(params) {
+    for ((driver, params), interval) in DRIVERS.iter().zip(params).zip(intervals) {
         let named = wanted.names.iter().any(|n| n == driver.about.name);
         let covers = |s: &Sensor| {
             let kind = s.device.kind;
@@ -206,7 +242,10 @@ pub fn open(wanted: &Wanted) -> Result<Opened, OpenError> {
             Ok(source) => {
                 opened.pretended.extend(source.pretended());
                 facts = source.facts();
-                opened.sources.push(source);
+                opened.sources.push(match interval {
+                    Some(interval) => Box::new(Paced { source, interval }),
+                    None => source,
+                });
                 (None, None)
             }
             Err(unavailable) if meant && !wanted.lenient => {
@@ -237,6 +276,33 @@ mod tests {
         assert!(error(&["nvlm"], "").contains("did you mean \"nvml\"?"));
         assert!(error(&[], "rapl.rot").contains("rapl"));
         assert!(error(&[], "root").contains("source.key=value"));
+        assert!(error(&[], "rapl.interval_ms").contains("number of milliseconds"));
+    }
+
+    #[test]
+    fn every_source_can_be_slowed_down_and_none_sped_up() {
+        let opened = |ms: &str| {
+            let params = Params::from([("model.interval_ms".to_owned(), ms.to_owned())]);
+            let wanted = Wanted { names: vec!["model".into()], params, ..Wanted::default() };
+            open(&wanted).unwrap().sources[0].interval()
+        };
+        assert_eq!(opened("50"), Some(Duration::from_millis(50)));
+        let slow = Paced { source: Box::new(Nothing), interval: Duration::from_millis(5) };
+        assert_eq!(slow.interval(), Some(Duration::from_secs(1)));
+    }
+
+    struct Nothing;
+
+    impl Source for Nothing {
+        fn sensors(&self) -> &[Sensor] {
+            &[]
+        }
+
+        fn read(&mut self, _: Depth, _: &mut dyn FnMut(usize, Option<f64>)) {}
+
+        fn interval(&self) -> Option<Duration> {
+            Some(Duration::from_secs(1))
+        }
     }
 
     #[test]
