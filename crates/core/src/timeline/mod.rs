@@ -145,6 +145,7 @@ impl Timeline {
     pub fn forget_before(&mut self, at: Stamp) {
         for track in &mut self.tracks {
             // The step an edge falls into and the one before it, which its bound looks at.
+            let at = at.minus_nanos(track.averaged);
             while track.nodes.len() > 3 && track.nodes[2].at <= at {
                 track.nodes.pop_front();
             }

@@ -50,6 +50,8 @@ pub(super) struct Track {
     pub(super) method: Option<Method>,
     pub(super) gain: f64,
     pub(super) quantum: f64,
+    /// Gauge: each value is the mean of so many nanoseconds before it was read.
+    pub(super) averaged: u64,
     pub(super) nodes: VecDeque<Node>,
     last_poll: Option<Poll>,
     stalled: bool,
@@ -79,6 +81,7 @@ impl Track {
             method: sensor.energy_method(),
             gain: sensor.trust.gain(),
             quantum: sensor.quantum,
+            averaged: (sensor.averaged_s.clamp(0.0, 60.0) * 1e9) as u64,
             nodes: VecDeque::new(),
             last_poll: None,
             stalled: false,
@@ -89,6 +92,8 @@ impl Track {
     }
 
     pub(super) fn push(&mut self, at: Stamp, value: Option<f64>) {
+        // A mean is of the middle of its time.
+        let at = at.minus_nanos(self.averaged / 2);
         let value = match value {
             Some(v) if !v.is_finite() || (self.counter && v < 0.0) => {
                 self.anomalies.nonsense += 1;

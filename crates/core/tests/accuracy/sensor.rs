@@ -87,7 +87,7 @@ impl Model {
             kind,
             trust: Trust::Measured { gain: self.stated },
             quantum: if quantity == Quantity::Energy { QUANTUM } else { 0.0 },
-            averaged_s: 0.0,
+            averaged_s: if self.view == View::Average { 1.0 } else { 0.0 },
         }
     }
 
