@@ -35,6 +35,7 @@ fn run_examples(document: &str, at_least: usize) {
     let server = Server::answering("It is Paris, Rome or Berlin.");
     bench.write("questions.jsonl", &read("fixtures/questions/capitals.jsonl"));
     bench.write("square.json", &read("fixtures/scenarios/square.json"));
+    bench.write("constant.json", &read("fixtures/scenarios/constant.json"));
     bench.summary(&["run", "--max-queries", "3", "--energy", "none", "--name", "NAME"]);
     let examples = examples(document);
     assert!(examples.len() >= at_least, "{document} has only {} examples", examples.len());

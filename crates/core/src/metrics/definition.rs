@@ -67,7 +67,7 @@ pub const METRICS: &[Definition] = &[
     def(
         "net_energy_j",
         "J",
-        "energy_j minus each session's idle power times its span; null below 99 % coverage, or if idle power came out above mean power.",
+        "energy_j minus each session's idle power times its span; null below 99 % coverage, or if idle power came out above mean power by more than its bound.",
     ),
     def(
         "joules_per_query",

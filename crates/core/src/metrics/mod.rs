@@ -336,15 +336,15 @@ impl Out {
         let idle = sums.map(|(time, joules, bound)| (joules / time, bound / joules));
         let sessions = time.len() as u64;
         self.direct("idle_power_w", idle.map(|i| i.0.get()), idle.map(|i| i.1), sessions, method);
-        // A baseline above the run itself was no baseline.
-        let below = power.zip(idle).is_some_and(|(power, (idle, _))| idle <= power);
-        let net = power.zip(sums).filter(|_| below).map(|(power, (time, joules, idle_bound))| {
+        let net = power.zip(sums).map(|(power, (time, joules, idle_bound))| {
             // Both come from the same sensors: their gain error is one, and is that of what is left.
             let relative = gain / (power * time);
             let net = (power * time - joules).get();
             let edges = (bound - gain).get().hypot((idle_bound - joules * relative).get().max(0.0));
-            (net, edges + relative * net.abs())
+            (net, edges, relative * net.abs())
         });
+        // A baseline above the run itself was no baseline, unless that is within what the readings leave open.
+        let net = net.filter(|(net, edges, _)| *net >= -edges).map(|(net, edges, gain)| (net, edges + gain));
         let (low, high) = (net.map(|n| n.0 - n.1), net.map(|n| n.0 + n.1));
         self.put("net_energy_j", net.map(|n| n.0), low, high, n, method);
     }

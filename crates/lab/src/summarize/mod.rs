@@ -125,7 +125,9 @@ fn energy_doubts(told: &Told, metrics: &BTreeMap<String, Metric>, info: &RunInfo
         doubts.push(Warning::Coverage { coverage });
     }
     let partial = told.around.idle_power.values().any(|p| p.coverage() < WHOLE);
-    if partial || value("idle_power_w").zip(value("mean_power_w")).is_some_and(|(idle, mean)| idle > mean) {
+    let contradicted =
+        value("idle_power_w").and(value("mean_power_w")).is_some() && value("net_energy_j").is_none();
+    if partial || contradicted {
         doubts.push(Warning::BadBaseline);
     }
     doubts
