@@ -325,10 +325,10 @@ impl Sampler {
 }
 
 impl Thin {
-    /// Hands on a poll that changed together with the one before it, and otherwise one poll per heartbeat.
+    /// Hands on a poll that changed together with the one before it, every one that failed, and otherwise one per heartbeat.
     fn pass(&mut self, reading: Reading, emit: &mut impl FnMut(Reading)) {
         let same = self.shown.is_some_and(|(at, value)| {
-            value == reading.value && reading.at.nanos() - at.nanos() < HEARTBEAT_NS
+            value.is_some() && value == reading.value && reading.at.nanos() - at.nanos() < HEARTBEAT_NS
         });
         if same {
             self.held = Some(reading);

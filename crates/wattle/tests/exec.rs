@@ -228,6 +228,45 @@ fn an_nvml_that_starts_failing_costs_coverage_and_invents_nothing() {
 }
 
 #[test]
+fn an_nvml_that_hangs_holds_up_neither_the_command_nor_its_end() {
+    let bench = Bench::new();
+    let library = board(&bench, r#"{"hang_after": 1500}"#);
+    let args = ["--source", "nvml", "--source-param", &library, "--idle-s", "0"];
+    let (summary, said) = exec(&bench, &args, &["sh", "-c", "sleep 5; echo done"]);
+    assert_eq!(said, "done\n");
+    let coverage = summary["repetitions"][0]["energy"]["coverage"].as_f64().unwrap();
+    assert!(coverage < 0.9 && warned(&summary, "coverage"), "{summary}");
+    let stuck = |w: &Value| w["sensor"] == "sampler";
+    assert!(summary["warnings"].as_array().unwrap().iter().any(stuck), "{}", summary["warnings"]);
+}
+
+#[test]
+fn garbage_in_sysfs_is_a_gap_and_the_rest_goes_on() {
+    let bench = Bench::new();
+    let zone = bench.path().join("root/sys/class/powercap/intel-rapl:0");
+    std::fs::create_dir_all(&zone).unwrap();
+    for (file, text) in
+        [("name", "package-0"), ("max_energy_range_uj", "262143328850"), ("energy_uj", "1000000")]
+    {
+        std::fs::write(zone.join(file), text).unwrap();
+    }
+    let root = bench.path().join("root");
+    // 20 W, written in place; then garbage; then as if nothing had been.
+    let script = r#"f=root/sys/class/powercap/intel-rapl:0/energy_uj; i=0
+        put() { printf '%-20s' "$1" | dd of=$f conv=notrunc status=none; }
+        while [ $i -lt 120 ]; do i=$((i+1)); put $((1000000 + i * 400000)); sleep 0.02; done
+        put garbage; sleep 0.5
+        while [ $i -lt 180 ]; do i=$((i+1)); put $((1000000 + i * 400000)); sleep 0.02; done"#;
+    let args = ["--root", root.to_str().unwrap(), "--source", "rapl", "--idle-s", "0"];
+    let (summary, _) = exec(&bench, &args, &["sh", "-c", script]);
+    let energy = &summary["repetitions"][0]["energy"];
+    // From its first change on, no joule is lost: the counter counted on.
+    let joules = energy["value"].as_f64().unwrap();
+    assert!(joules > 60.0 && joules <= 72.0, "{energy}");
+    assert!(warned(&summary, "sensor") && warned(&summary, "pretended_hardware"), "{}", summary["warnings"]);
+}
+
+#[test]
 fn without_a_sensor_it_estimates_and_says_so_or_refuses() {
     let bench = Bench::new();
     // A machine without GPU and RAPL; its /proc is our own.
