@@ -113,23 +113,6 @@ pub enum Quantity {
 }
 
 impl Quantity {
-    /// Whether a person wants to see it by itself, unlike the many parts of CPU time.
-    pub const fn is_level(self) -> bool {
-        !matches!(
-            self,
-            Quantity::CpuBusy
-                | Quantity::CpuUser
-                | Quantity::CpuNice
-                | Quantity::CpuSystem
-                | Quantity::CpuIdle
-                | Quantity::CpuIowait
-                | Quantity::CpuIrq
-                | Quantity::CpuSoftirq
-                | Quantity::CpuSteal
-                | Quantity::Lateness
-        )
-    }
-
     /// The unit of a reading.
     pub const fn unit(self) -> &'static str {
         match self {

@@ -4,6 +4,7 @@ use crate::args::DoctorArgs;
 use crate::cmd::{print, print_json};
 use anyhow::Result;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 use wattle_core::Method;
@@ -116,12 +117,13 @@ fn table(findings: &Findings) -> String {
             }
             None => out += &format!("  yes  {name:9} {}\n", latency(findings, name)),
         }
-        for (what, fact) in &tried.facts {
-            out += &format!("                 {what}: {fact}\n");
+        for line in facts(&tried.facts) {
+            out += &format!("                 {line}\n");
         }
         let theirs = findings.sensors.iter().zip(&findings.qualified).filter(|(s, _)| &s.source == name);
-        let shown = |s: &Sensor| s.energy_method().is_some() || s.quantity.is_level();
-        let (shown, others): (Vec<_>, Vec<_>) = theirs.partition(|(s, _)| shown(s));
+        // What tells energy, and what failed; the rest is a number.
+        let (shown, others): (Vec<_>, Vec<_>) =
+            theirs.partition(|(s, q)| s.energy_method().is_some() || q.failed > 0);
         for (sensor, qualified) in shown {
             out += &format!(
                 "                 {} [{}]{}\n",
@@ -131,13 +133,25 @@ fn table(findings: &Findings) -> String {
             );
         }
         if !others.is_empty() {
-            out += &format!("                 and {} sensors of CPU time\n", others.len());
+            out += &format!("                 and {} sensors of other things\n", others.len());
         }
     }
     for what in &findings.pretended {
         out += &format!("\n  ! pretended hardware: {what}\n");
     }
     out + &sampler(findings)
+}
+
+/// One line for each device, and one for each thing that is of no device.
+fn facts(facts: &BTreeMap<String, String>) -> Vec<String> {
+    let mut lines: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for (what, fact) in facts {
+        match what.split_once('/') {
+            Some((device, what)) => lines.entry(device).or_default().push(format!("{what} {fact}")),
+            None => lines.entry(what).or_default().push(fact.clone()),
+        }
+    }
+    lines.into_iter().map(|(what, said)| format!("{what}: {}", said.join(", "))).collect()
 }
 
 /// How long one read of a source takes.
