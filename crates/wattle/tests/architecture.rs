@@ -145,7 +145,14 @@ fn every_link_of_the_readme_leads_somewhere() {
     let links: Vec<&str> = text.split("](").skip(1).filter_map(|rest| rest.split(')').next()).collect();
     assert!(links.len() >= 6);
     for link in links {
-        assert!(root().join(link).exists(), "{link}");
+        let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+        let text = std::fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{link}: {e}"));
+        let headings = text
+            .lines()
+            .filter(|l| l.starts_with('#'))
+            .map(|l| l.trim_start_matches(['#', ' ']).to_lowercase().replace(' ', "-"));
+        let there = anchor.is_empty() || text.contains(&format!("id=\"{anchor}\""));
+        assert!(there || headings.into_iter().any(|h| h == anchor), "{link}");
     }
 }
 
