@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod account;
+pub mod arrival;
 pub mod attribute;
 pub mod command;
 pub mod estimate;
