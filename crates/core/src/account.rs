@@ -1,7 +1,8 @@
 //! The energy of a span that is too long to keep: gathered piece by piece, with the bound of the whole.
 //!
 //! Pieces that follow each other share their ends, and what one has too much the next has too little. So only the two outer ends
-//! count in the bound, however many pieces there were. docs/method.md#windows
+//! count in the bound, however many pieces there were. What is billed to somebody begins and ends where power changes, so that the
+//! errors of both ends, and of all spans of a kind, may go the same way: they add up. docs/method.md#windows
 
 use crate::estimate::{Estimate, Method};
 use crate::sensor::SensorId;
@@ -67,7 +68,7 @@ impl Account {
         self.gain += timeline.gain_of(sensors, piece);
         let start = *self.start.get_or_insert_with(|| timeline.open_at(sensors, piece.start()));
         self.within = quadrature(self.within, timeline.open_within(sensors, piece));
-        let ends = quadrature(start, timeline.open_at(sensors, piece.end()));
+        let ends = start + timeline.open_at(sensors, piece.end()) + timeline.open_short(sensors, self.span);
         self.bound = self.gain + quadrature(ends, self.within);
     }
 
@@ -86,7 +87,6 @@ pub struct Total {
     pub length: Seconds,
     measured: Joules,
     gain: Joules,
-    /// What is open of each, in quadrature: spans apart share no end.
     open: Joules,
     covered: Seconds,
     method: Option<Method>,
@@ -100,7 +100,7 @@ impl Total {
         self.length += length;
         self.measured += account.measured;
         self.gain += account.gain;
-        self.open = quadrature(self.open, account.bound - account.gain);
+        self.open += account.bound - account.gain;
         self.covered += length * account.coverage;
         self.method = self.method.max(account.method);
     }

@@ -129,7 +129,10 @@ impl Ledger {
         self.account.extend(timeline, sensors, window.end());
         self.idle += split.idle;
         self.billed += split.shares.iter().flatten().map(Share::total).sum();
-        split.shares[0]
+        // Its time is its own, and power changes where it begins and ends.
+        let mut own = Account::open(exchange.sent);
+        own.extend(timeline, sensors, exchange.done);
+        split.shares[0].map(|share| Share { bound: own.bound, ..share })
     }
 
     /// What the shares and idle miss of the measured energy, relative to it: 0 to rounding.

@@ -36,9 +36,17 @@ pub struct Repetition {
     pub peak_rss_bytes: Option<u64>,
     /// Whether processes it started were still running at its end.
     pub left_behind: bool,
+    /// Whether somebody asked for its end: it counts in no figure and is run again on resume.
+    #[serde(default)]
+    pub interrupted: bool,
 }
 
 impl Repetition {
+    /// Whether it is one of those that were asked for.
+    pub fn counts(&self) -> bool {
+        !self.warmup && !self.interrupted
+    }
+
     /// Whether it ended well.
     pub fn is_ok(&self) -> bool {
         self.exit_code == Some(0)
@@ -175,9 +183,19 @@ impl Phases {
     }
 
     /// A phase that ended at `at` and took so long; nothing was before the command.
-    pub fn past(&self, name: String, seconds: f64, at: Stamp, extra: Map<String, Value>) -> Phase {
+    pub fn past(
+        &self,
+        name: String,
+        seconds: f64,
+        at: Stamp,
+        extra: Map<String, Value>,
+    ) -> Result<Phase, String> {
+        // A line may come a little late, and a program's clock begins before it is started.
+        if seconds > at.since(self.start).get() + 0.5 {
+            return Err(format!("phase \"{name}\" took longer than the command has run"));
+        }
         let start = at.minus_nanos((seconds * 1e9) as u64).max(self.start);
-        Phase { name, span: Span::new(start, at), extra }
+        Ok(Phase { name, span: Span::new(start, at), extra })
     }
 
     /// The command ended at `at`, and with it what was still open.
@@ -278,8 +296,9 @@ mod tests {
     #[test]
     fn no_phase_began_before_its_command() {
         let mut phases = Phases::new(at(1000));
-        let phase = phases.past("a".into(), 60.0, at(1500), Map::new());
+        let phase = phases.past("a".into(), 0.9, at(1500), Map::new()).unwrap();
         assert_eq!(phase.span, Span::new(at(1000), at(1500)));
+        assert!(phases.past("a".into(), 60.0, at(1500), Map::new()).is_err());
         phases.begin("b".into(), at(1)).unwrap();
         assert_eq!(phases.close(at(1100))[0].span, Span::new(at(1000), at(1100)));
     }
@@ -304,6 +323,7 @@ mod tests {
             system_s: 0.0,
             peak_rss_bytes: None,
             left_behind: false,
+            interrupted: false,
         };
         assert_eq!((repetition.code(), repetition.is_ok()), (7, false));
         (repetition.exit_code, repetition.signal) = (None, Some(15));

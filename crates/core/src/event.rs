@@ -68,6 +68,9 @@ pub enum Event {
     Event {
         /// What happened.
         event: String,
+        /// Who says so, if not wattle itself: a command.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
         /// Details.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         data: Option<Value>,
@@ -88,12 +91,12 @@ impl Event {
 
     /// An event without details.
     pub fn plain(event: &str) -> Self {
-        Event::Event { event: event.into(), data: None }
+        Event::Event { event: event.into(), by: None, data: None }
     }
 
     /// An event with details.
     pub fn with(event: &str, data: Value) -> Self {
-        Event::Event { event: event.into(), data: Some(data) }
+        Event::Event { event: event.into(), by: None, data: Some(data) }
     }
 }
 

@@ -20,6 +20,9 @@ pub struct Qualification {
     pub sensor: String,
     /// Reads that failed.
     pub failed: u64,
+    /// Whether the last one was good.
+    #[serde(default)]
+    pub answers: bool,
     /// Median time between changes of its value; `None` if it changed less than twice.
     pub period_s: Option<f64>,
     /// Energy by the counter / integral of the same device's power; `None` without both.
@@ -48,6 +51,7 @@ pub struct Qualifier {
 struct Track {
     last: Option<f64>,
     failed: u64,
+    answers: bool,
     changes: Vec<Stamp>,
 }
 
@@ -62,6 +66,7 @@ impl Qualifier {
     pub fn push(&mut self, reading: &Reading) {
         self.timeline.push(reading);
         let Some(track) = self.tracks.get_mut(usize::from(reading.sensor.0)) else { return };
+        track.answers = reading.value.is_some();
         match reading.value {
             None => track.failed += 1,
             Some(value) => {
@@ -94,6 +99,7 @@ impl Qualifier {
             Qualification {
                 sensor: sensor.name.clone(),
                 failed: track.failed,
+                answers: track.answers,
                 period_s: median_gap(&track.changes),
                 ratio: ratio.map(|(ratio, _)| ratio),
                 ratio_bound: ratio.map(|(_, bound)| bound),

@@ -26,6 +26,8 @@ pub struct Survey {
     active: Vec<Job>,
     done: Vec<Job>,
     measured: Vec<Span>,
+    /// Where spans begin and end, as far as readings have not come there yet.
+    marks: VecDeque<Stamp>,
     tallies: Vec<Tally>,
     newest: Stamp,
     stepped: Stamp,
@@ -162,6 +164,9 @@ impl Survey {
         let numbered = others.iter().enumerate();
         waiting.extend(numbered.map(|(i, span)| job(measured.len() + i, 0, *span)));
         waiting.sort_by_key(|j| j.account.span.start());
+        let mut marks: Vec<Stamp> =
+            measured.iter().chain(others).flat_map(|span| [span.start(), span.end()]).collect();
+        marks.sort_unstable();
         Self {
             timeline: Timeline::new(table),
             sets,
@@ -169,6 +174,7 @@ impl Survey {
             active: Vec::new(),
             done: Vec::new(),
             measured: measured.to_vec(),
+            marks: marks.into(),
             tallies: table.iter().map(Tally::new).collect(),
             newest: Stamp::default(),
             stepped: Stamp::default(),
@@ -183,9 +189,13 @@ impl Survey {
             tally.push(reading.at, reading.value, &self.measured, sensor.quantity == Quantity::Throttle);
         }
         self.newest = self.newest.max(reading.at);
+        while let Some(mark) = self.marks.pop_front_if(|m| *m <= self.newest) {
+            self.timeline.mark(mark);
+        }
         if self.newest.nanos() >= self.stepped.nanos() + STEP_NS {
             self.stepped = self.newest;
-            let known = self.sets[0].iter().map(|s| self.timeline.known_until(*s)).min().flatten();
+            let all = self.sets.iter().flatten();
+            let known = all.map(|s| self.timeline.settled_until(*s)).min().flatten();
             let horizon = known.unwrap_or_default().max(self.newest.minus_nanos(PATIENCE_NS));
             self.advance(horizon);
         }

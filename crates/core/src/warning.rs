@@ -110,6 +110,16 @@ pub enum Warning {
         /// What is wrong with the first.
         why: String,
     },
+    /// Lines that the command wrote for us came faster than they could be read.
+    NotesLate {
+        /// By how much they are dated too late, at worst.
+        seconds: f64,
+    },
+    /// The command used more names of phases or gauges than are kept.
+    Names {
+        /// How many lines that cost.
+        left_out: u64,
+    },
     /// The command was not run as often as it should.
     Repeats {
         /// How often it was.
@@ -212,8 +222,18 @@ impl fmt::Display for Warning {
             Warning::Notes { skipped, why } => {
                 write!(f, "{skipped} lines in WATTLE_LOG make no sense, the first: {why}")
             }
+            Warning::NotesLate { seconds } => write!(
+                f,
+                "lines in WATTLE_LOG came faster than they could be read and are dated up to {seconds:.1} s too late; give them at_ns, or write fewer"
+            ),
+            Warning::Names { left_out } => {
+                write!(
+                    f,
+                    "{left_out} phases and gauges are left out: more than a thousand names are not kept"
+                )
+            }
             Warning::Repeats { done, of } => {
-                write!(f, "the command was run {done} of {of} times; go on with \"wattle exec --resume\"")
+                write!(f, "the command was run {done} of {of} times; go on with \"wattle exec --resume RUN\"")
             }
             Warning::Failed { failed, of } => write!(f, "the command failed in {failed} of {of} runs"),
             Warning::LeftBehind => {

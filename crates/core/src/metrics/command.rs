@@ -22,7 +22,7 @@ pub fn of_command(runs: &[(&Repetition, Account)], around: &Surroundings) -> BTr
     // What a sensor may be off by is the same in every run; the spread between runs comes on top.
     let sensor = energy.filter(|e| e.value().get() > 0.0).map(|e| e.bound() / e.value());
     let whole = energy.filter(|e| e.coverage() >= WHOLE);
-    out.direct("energy_j", energy.map(|e| e.value().get()), sensor, n, method);
+    out.gross(energy.map(|e| e.value()), whole.is_some(), sensor, n);
     let power = whole.map(|e| e.value() / (total.length * e.coverage()));
     out.direct("mean_power_w", power.map(|p| p.get()), sensor, n, method);
     out.put("energy_coverage", energy.map(|e| e.coverage()), None, None, n, method);
@@ -35,7 +35,10 @@ pub fn of_command(runs: &[(&Repetition, Account)], around: &Surroundings) -> BTr
     out.idle(around, &time, power, (bound, gain), n);
 
     let (mut by_run, mut seconds, mut cpu) = (Batches::<2>::default(), Batches::<2>::default(), 0.0);
-    for (run, account) in runs {
+    // A run that failed did something else.
+    let well = || runs.iter().filter(|(r, _)| r.is_ok());
+    let n = well().count() as u64;
+    for (run, account) in well() {
         seconds.push([run.span.duration().get(), 1.0]);
         cpu += run.user_s + run.system_s;
         if account.coverage >= WHOLE {
@@ -79,6 +82,7 @@ mod tests {
             system_s: 0.5,
             peak_rss_bytes: (index > 0).then_some(1000 + index),
             left_behind: false,
+            interrupted: false,
         };
         let account = Account {
             span,
@@ -109,9 +113,9 @@ mod tests {
         assert_eq!((value("joules_per_repetition"), value("seconds_per_repetition")), (200.0, 2.0));
         assert_eq!((value("cpu_s_per_repetition"), value("peak_rss_bytes")), (2.0, 1003.0));
         assert!((value("net_energy_j") - (800.0 - 40.0 * 8.0)).abs() < 1e-9);
-        // Student's t with 3 degrees of freedom over four runs, and the sensor's 5 % and a little.
-        let spread = 3.182 * (200.0f64 / 3.0).sqrt() / 2.0 / 200.0;
-        let sensor = (40.0 + 2.0) / 800.0;
+        // Student's t with 2 degrees of freedom over the three that did not fail, and the sensor's 5 % and a little.
+        let spread = 4.303 * 10.0 / 3f64.sqrt() / 200.0;
+        let sensor = (40.0 + 4.0) / 800.0;
         let half = 200.0 * spread.hypot(sensor);
         assert!((m["joules_per_repetition"].high.unwrap() - 200.0 - half).abs() < 0.5, "{half}");
     }
@@ -126,7 +130,8 @@ mod tests {
     #[test]
     fn what_was_seen_in_part_has_no_power_and_no_net_energy() {
         let m = metrics(&[run(0, 200.0, 0.5)]);
-        assert_eq!(m["energy_j"].value, Some(200.0));
+        let energy = &m["energy_j"];
+        assert_eq!((energy.value, energy.high), (Some(200.0), None), "it is more than that");
         for name in ["mean_power_w", "net_energy_j", "joules_per_repetition"] {
             assert_eq!(m[name].value, None, "{name}");
         }

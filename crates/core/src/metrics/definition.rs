@@ -57,7 +57,7 @@ pub const METRICS: &[Definition] = &[
     def(
         "energy_j",
         "J",
-        "Energy drawn from the first request sent to the last one done, or while the command ran, all devices of the perimeter, idle included (gross).",
+        "Energy drawn from the first request sent to the last one done, or while the command ran, all devices of the perimeter, idle included (gross); below 99 % coverage it is what was seen, and its upper end is null.",
     ),
     def(
         "idle_power_w",
@@ -125,13 +125,17 @@ pub const METRICS: &[Definition] = &[
     def(
         "joules_per_repetition",
         "J",
-        "Mean energy of a run of the command, over runs whose energy is wholly known (coverage of at least 99 %).",
+        "Mean energy of a run of the command, over runs that returned 0 and whose energy is wholly known (coverage of at least 99 %).",
     ),
-    def("seconds_per_repetition", "s", "Mean time from just before the command is started to its end."),
+    def(
+        "seconds_per_repetition",
+        "s",
+        "Mean time from just before the command is started to its end, over runs that returned 0.",
+    ),
     def(
         "cpu_s_per_repetition",
         "s",
-        "Mean CPU time, user and system, of the command and every process it waited for.",
+        "Mean CPU time, user and system, of the command and every process it waited for, over runs that returned 0.",
     ),
     def(
         "peak_rss_bytes",

@@ -227,7 +227,7 @@ impl Accumulator {
         // Power and net energy of a span that was seen in part would be those of another span.
         let whole = energy.filter(|_| self.coverage().is_some_and(|c| c >= WHOLE));
 
-        out.direct("energy_j", energy.map(Joules::get), sensor, n, method);
+        out.gross(energy, whole.is_some(), sensor, n);
         let power = whole.map(|e| e / seconds / self.coverage().unwrap_or(1.0));
         out.direct("mean_power_w", power.map(Watts::get), sensor, n, method);
         let gain: Joules = self.accounts().map(|a| a.gain).sum();
@@ -347,6 +347,14 @@ impl Out {
         let net = net.filter(|(net, edges, _)| *net >= -edges).map(|(net, edges, gain)| (net, edges + gain));
         let (low, high) = (net.map(|n| n.0 - n.1), net.map(|n| n.0 + n.1));
         self.put("net_energy_j", net.map(|n| n.0), low, high, n, method);
+    }
+
+    /// All that was seen. If that was not all there was, it is at least so much.
+    fn gross(&mut self, energy: Option<Joules>, whole: bool, relative: Option<f64>, n: u64) {
+        self.direct("energy_j", energy.map(Joules::get), relative, n, self.energy_method);
+        if let Some(metric) = self.metrics.get_mut("energy_j").filter(|_| !whole) {
+            metric.high = None;
+        }
     }
 
     /// What wattle itself costs.

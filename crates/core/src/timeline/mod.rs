@@ -4,6 +4,7 @@
 //! far. A window is a difference of two points on it, so windows are additive to rounding by construction, and what was
 //! not covered adds to neither. docs/method.md#windows
 
+mod bend;
 mod open;
 mod track;
 
@@ -55,12 +56,14 @@ pub struct Level {
 #[derive(Debug, Clone)]
 pub struct Timeline {
     tracks: Vec<Track>,
+    /// Moments at which work began or ended, in order.
+    marks: Vec<Stamp>,
 }
 
 impl Timeline {
     /// An empty timeline for a run's sensor table.
     pub fn new(table: &[Sensor]) -> Self {
-        Self { tracks: table.iter().map(Track::new).collect() }
+        Self { tracks: table.iter().map(Track::new).collect(), marks: Vec::new() }
     }
 
     /// Adds a reading; each sensor's readings come in order.
@@ -70,11 +73,19 @@ impl Timeline {
         }
     }
 
+    /// Work began or ended then. Counters are bent there from now on, so this comes before figures around it are asked for.
+    pub fn mark(&mut self, at: Stamp) {
+        let place = self.marks.partition_point(|m| *m <= at);
+        if place.checked_sub(1).is_none_or(|i| self.marks[i] != at) {
+            self.marks.insert(place, at);
+        }
+    }
+
     /// The energy a sensor saw in `span`. `None` if the sensor does not tell energy or covered nothing of it.
     pub fn energy(&self, sensor: SensorId, span: Span) -> Option<Estimate<Joules>> {
         let track = self.tracks.get(usize::from(sensor.0))?;
         let method = track.method?;
-        let (a, b) = (track.at(span.start()), track.at(span.end()));
+        let (a, b) = (track.at(span.start(), &self.marks), track.at(span.end(), &self.marks));
         let covered = b.covered - a.covered;
         if covered == 0 {
             return None;
@@ -105,12 +116,17 @@ impl Timeline {
 
     /// What one moment leaves open about the energy of these sensors up to it, at 95 %: the ends of a chain of windows.
     pub fn open_at(&self, sensors: &[SensorId], at: Stamp) -> Joules {
-        self.tracks_of(sensors).map(|t| Joules(t.open_at(at))).sum()
+        self.tracks_of(sensors).map(|t| Joules(t.open_at(at, &self.marks))).sum()
     }
 
     /// What a window leaves open beside its ends, at 95 %; over a chain of windows it adds up in quadrature.
     pub fn open_within(&self, sensors: &[SensorId], span: Span) -> Joules {
         self.tracks_of(sensors).map(|t| Joules(t.open_within(span))).sum()
+    }
+
+    /// What a window that is work of its own leaves open because it is shorter than gauges average.
+    pub fn open_short(&self, sensors: &[SensorId], span: Span) -> Joules {
+        self.tracks_of(sensors).map(|t| Joules(t.open_short(span))).sum()
     }
 
     fn tracks_of(&self, sensors: &[SensorId]) -> impl Iterator<Item = &Track> {
@@ -126,14 +142,24 @@ impl Timeline {
         track.level(span)
     }
 
-    /// Until when energy figures of this sensor are final.
+    /// Until when energy figures of this sensor are final. A gauge that averages has to see beyond an edge to bound it.
     pub fn known_until(&self, sensor: SensorId) -> Option<Stamp> {
-        self.tracks.get(usize::from(sensor.0))?.nodes.back().map(|n| n.at)
+        let track = self.tracks.get(usize::from(sensor.0))?;
+        track.nodes.back().map(|n| n.at.minus_nanos(track.averaged))
     }
 
     /// What went wrong on a sensor so far.
     pub fn anomalies(&self, sensor: SensorId) -> Anomalies {
         self.tracks.get(usize::from(sensor.0)).map_or_else(Anomalies::default, |t| t.anomalies)
+    }
+
+    /// Until when nothing that is still to come changes a figure, also around marks: the step after has to be there, too.
+    pub fn settled_until(&self, sensor: SensorId) -> Option<Stamp> {
+        let track = self.tracks.get(usize::from(sensor.0))?;
+        match track.counter {
+            true => track.nodes.len().checked_sub(2).map(|i| track.nodes[i].at),
+            false => self.known_until(sensor),
+        }
     }
 
     /// How many corners are kept, of all sensors.
@@ -146,10 +172,15 @@ impl Timeline {
         for track in &mut self.tracks {
             // The step an edge falls into and the one before it, which its bound looks at.
             let at = at.minus_nanos(track.averaged);
-            while track.nodes.len() > 3 && track.nodes[2].at <= at {
+            // Two more for the steps around a mark.
+            while track.nodes.len() > 5 && track.nodes[4].at <= at {
                 track.nodes.pop_front();
             }
         }
+        // A mark before the first corner of every track bends nothing any more.
+        let oldest = self.tracks.iter().filter_map(|t| t.nodes.front().map(|n| n.at)).min();
+        let gone = oldest.map_or(0, |oldest| self.marks.partition_point(|m| *m < oldest));
+        self.marks.drain(..gone);
     }
 }
 

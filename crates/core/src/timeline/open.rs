@@ -8,7 +8,7 @@ use crate::time::{Span, Stamp};
 /// Standard deviations in a 95 % bound.
 const SIGMAS: f64 = 1.96;
 /// Counter: of what one change of power can move at worst. More than one, because a change may hide another. Accuracy study.
-const CHANGE: f64 = 1.2;
+const CHANGE: f64 = 1.0;
 /// Counter: standard deviations of energy that neither neighbour explains and that lies anywhere in the step. Less than 1.96,
 /// because it is not all in one place. Accuracy study.
 const BUMP: f64 = 1.4;
@@ -16,7 +16,7 @@ const BUMP: f64 = 1.4;
 const NOISE: f64 = 3.0;
 /// Counter: a step so many times longer than a neighbour is a gap, and the neighbours say nothing about its inside. Above what
 /// one late poll makes of a refresh of 10 ms.
-const GAP: f64 = 4.0;
+pub(super) const GAP: f64 = 4.0;
 /// Gauge: bound per root of the sum of squares of change × time shown. √2 of it is noise from reading to reading at 1.96
 /// standard deviations; a change of power at an unknown moment needs less. Accuracy study.
 const ROUGH: f64 = 1.4;
@@ -54,12 +54,13 @@ impl Track {
 
     /// What one moment leaves open about the energy up to it: of a chain of windows only the two ends count, because what one
     /// window has too much the next has too little. Of gauges only those that average have such ends.
-    pub(super) fn open_at(&self, t: Stamp) -> f64 {
+    pub(super) fn open_at(&self, t: Stamp, marks: &[Stamp]) -> f64 {
         if !self.counter {
             return self.smear(t);
         }
         let Some(edge) = self.end_edge(t).or_else(|| self.start_edge(t)) else { return 0.0 };
-        let shape = self.shape(edge.corner, edge.watts, edge.fraction);
+        let even = || self.shape(edge.corner, edge.watts, edge.fraction);
+        let shape = self.open_bend(edge.corner, t, marks).unwrap_or_else(even);
         let corners = [edge.corner, edge.corner + 1];
         let stamps: f64 = corners.into_iter().map(|c| (self.pull(&edge, c) * self.stamp_sd(c)).powi(2)).sum();
         shape.hypot(SIGMAS * stamps.sqrt()).hypot(self.quantum)
@@ -117,7 +118,7 @@ impl Track {
     ///
     /// One change from the power before to the power after, at the worst moment, moves change × part × (1 - part). Energy beyond
     /// both neighbours came in a bump somewhere.
-    fn shape(&self, corner: usize, watts: f64, part: f64) -> f64 {
+    pub(super) fn shape(&self, corner: usize, watts: f64, part: f64) -> f64 {
         let seconds = self.seconds(corner);
         let near = |c: usize| self.watts(c).filter(|_| seconds < GAP * self.seconds(c));
         let (before, after) = match (corner.checked_sub(1).and_then(near), near(corner + 1)) {
@@ -129,7 +130,7 @@ impl Track {
         };
         // Stamps that are off make constant power look uneven by so much.
         let noise = NOISE * watts * self.stamp_sd(corner).hypot(self.stamp_sd(corner + 1)) / seconds;
-        let sure = |change: f64| (change.abs() - noise).max(0.0);
+        let sure = |change: f64| (change * change - noise * noise).max(0.0).sqrt();
         let spread = part * (1.0 - part);
         let change = CHANGE * sure(after - before) * spread;
         let bump = BUMP * sure(watts - watts.clamp(before.min(after), before.max(after))) * spread.sqrt();
@@ -138,7 +139,7 @@ impl Track {
     }
 
     /// Mean power of the step that begins at a corner, if it is covered.
-    fn watts(&self, corner: usize) -> Option<f64> {
+    pub(super) fn watts(&self, corner: usize) -> Option<f64> {
         let (from, to) = (self.nodes.get(corner)?, self.nodes.get(corner + 1)?);
         (to.covered > from.covered).then(|| (to.sum - from.sum) / self.seconds(corner))
     }
@@ -159,7 +160,7 @@ impl Track {
     }
 
     /// Length of a step.
-    fn seconds(&self, corner: usize) -> f64 {
+    pub(super) fn seconds(&self, corner: usize) -> f64 {
         self.nodes[corner + 1].at.since(self.nodes[corner].at).get()
     }
 
@@ -170,14 +171,25 @@ impl Track {
 
     /// Gauge: a mean over some time carries what happened there across an edge in its middle, as far as power changed around it.
     fn smear(&self, t: Stamp) -> f64 {
+        SMEAR * self.averaged as f64 * 1e-9 * self.range(Span::new(t, t))
+    }
+
+    /// Gauge that averages: work that is shorter than its averaging is smeared far beyond its window.
+    pub(super) fn open_short(&self, span: Span) -> f64 {
+        let beyond = self.averaged as f64 * 1e-9 - span.duration().get();
+        if self.counter || beyond <= 0.0 { 0.0 } else { beyond * self.range(span) }
+    }
+
+    /// By how much the values around a window differ, as far as the averaging reaches.
+    fn range(&self, span: Span) -> f64 {
         if self.averaged == 0 {
             return 0.0;
         }
-        let (from, until) = (t.minus_nanos(self.averaged), t.plus_nanos(self.averaged));
+        let (from, until) = (span.start().minus_nanos(self.averaged), span.end().plus_nanos(self.averaged));
         let first = self.nodes.partition_point(|n| n.at <= from).saturating_sub(1);
         let values = self.nodes.range(first..).take_while(|n| n.at < until).filter_map(|n| n.value);
         let (low, high) = values.fold((f64::MAX, f64::MIN), |(low, high), v| (low.min(v), high.max(v)));
-        SMEAR * self.averaged as f64 * 1e-9 * (high - low).max(0.0)
+        (high - low).max(0.0)
     }
 
     /// Gauge: each change fell somewhere in the time that the value before it was shown. The delay common to all of them moves

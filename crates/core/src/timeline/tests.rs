@@ -54,6 +54,45 @@ fn staircase(wrap: Option<f64>) -> Timeline {
     t
 }
 
+/// 50 W, and 300 W from `from` to `to` (in ms), through a counter refreshed every 100 ms.
+fn work(from: u64, to: u64) -> Timeline {
+    let mut t = counter(None);
+    for poll in 0..600u64 {
+        let at = poll * 5;
+        let refreshed = (at / 100 * 100) as f64;
+        let busy = (refreshed - from as f64).max(0.0) - (refreshed - to as f64).max(0.0);
+        put(&mut t, at * MS, (50.0 * refreshed + 250.0 * busy) * 1e-3);
+    }
+    t
+}
+
+#[test]
+fn where_work_is_known_to_begin_and_end_the_curve_is_bent() {
+    for (from, to) in [(1030, 1870), (1030, 1070), (1150, 1260)] {
+        let mut t = work(from, to);
+        let truth = 0.3 * (to - from) as f64;
+        let even = (joules(&t, from * MS, to * MS) - truth).abs();
+        t.mark(Stamp::from_nanos(from * MS));
+        t.mark(Stamp::from_nanos(to * MS));
+        let bent = (joules(&t, from * MS, to * MS) - truth).abs();
+        // A corner lies up to half a poll from its refresh.
+        assert!(bent < 2.0 && even > 3.0 * bent, "{from} to {to}: {bent} J off, {even} J without");
+    }
+}
+
+#[test]
+fn a_mark_where_nothing_changed_bends_nothing() {
+    let mut t = staircase(None);
+    let before = joules(&t, 537 * MS, 1537 * MS);
+    [537, 1000, 1537].into_iter().for_each(|m| t.mark(Stamp::from_nanos(m * MS)));
+    assert!((joules(&t, 537 * MS, 1537 * MS) - before).abs() < 0.5);
+    // Power jumped in the middle of a step, and the mark is at its end: a change there does not explain the step.
+    let mut t = work(1050, 1850);
+    let (a, b) = (joules(&t, 500 * MS, 1090 * MS), Stamp::from_nanos(1090 * MS));
+    t.mark(b);
+    assert_eq!(joules(&t, 500 * MS, 1090 * MS), a);
+}
+
 #[test]
 fn a_staircase_is_interpolated_to_the_edges() {
     let t = staircase(None);
@@ -246,9 +285,11 @@ proptest! {
     fn windows_are_additive_and_never_negative(
         steps in prop::collection::vec((1u64..50, 0.0f64..2.0, 0u8..20), 3..200),
         cuts in prop::array::uniform3(0u64..4000),
+        marks in prop::collection::vec(0u64..4000, 0..30),
         is_counter in any::<bool>(),
     ) {
-        let t = played(&steps, 0, is_counter);
+        let mut t = played(&steps, 0, is_counter);
+        marks.iter().for_each(|m| t.mark(Stamp::from_nanos(m * MS)));
         let mut cuts = cuts.map(|c| c * MS);
         cuts.sort_unstable();
         let [a, b, c] = cuts;
@@ -261,9 +302,11 @@ proptest! {
     fn forgetting_the_past_changes_no_later_window(
         steps in prop::collection::vec((1u64..50, 0.0f64..2.0, 0u8..20), 3..100),
         from in 0u64..2000, length in 1u64..1000,
+        marks in prop::collection::vec(0u64..4000, 0..30),
         is_counter in any::<bool>(),
     ) {
         let mut t = played(&steps, 0, is_counter);
+        marks.iter().for_each(|m| t.mark(Stamp::from_nanos(m * MS)));
         let window = span(from * MS, (from + length) * MS);
         let before = t.energy(ID, window);
         t.forget_before(window.start());

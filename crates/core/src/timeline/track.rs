@@ -215,8 +215,9 @@ impl Track {
         Some(step(n.checked_sub(3)?)?.max(step(n - 2)?))
     }
 
-    /// The curve at `t`; flat before the first corner and after the last, except that a gauge's last value holds on.
-    pub(super) fn at(&self, t: Stamp) -> Point {
+    /// The curve at `t`, bent at the `marks`; flat before the first corner and after the last, except that a gauge's last value
+    /// holds on.
+    pub(super) fn at(&self, t: Stamp, marks: &[Stamp]) -> Point {
         let after = self.nodes.partition_point(|n| n.at <= t);
         let Some(last) = after.checked_sub(1).map(|i| self.nodes[i]) else {
             let first = self.nodes.front();
@@ -229,16 +230,33 @@ impl Track {
         }
         match self.nodes.get(after) {
             Some(next) if next.covered > last.covered => {
-                let (gone, length) = (t.nanos() - last.at.nanos(), next.at.nanos() - last.at.nanos());
-                let fraction = gone as f64 / length as f64;
-                Point { sum: last.sum + (next.sum - last.sum) * fraction, covered: last.covered + gone }
+                let gone = t.nanos() - last.at.nanos();
+                Point { sum: last.sum + self.within(after - 1, t, marks), covered: last.covered + gone }
             }
             _ => Point { sum: last.sum, covered: last.covered },
         }
     }
 
+    /// Joules from the corner that begins a step to `t`, in it: evenly, but bent where work is known to begin or end.
+    fn within(&self, corner: usize, t: Stamp, marks: &[Stamp]) -> f64 {
+        let (from, to) = (&self.nodes[corner], &self.nodes[corner + 1]);
+        let energy = to.sum - from.sum;
+        let (mut before, mut after) = ((from.at, 0.0), (to.at, energy));
+        for (at, joules) in self.bends(corner, marks).into_iter().flatten() {
+            if at <= t {
+                before = (at, joules);
+            } else {
+                after = (at, joules);
+                break;
+            }
+        }
+        let length = after.0.since(before.0).get();
+        let fraction = if length > 0.0 { t.since(before.0).get() / length } else { 0.0 };
+        before.1 + (after.1 - before.1) * fraction
+    }
+
     pub(super) fn level(&self, span: Span) -> Option<Level> {
-        let (a, b) = (self.at(span.start()), self.at(span.end()));
+        let (a, b) = (self.at(span.start(), &[]), self.at(span.end(), &[]));
         let covered = b.covered - a.covered;
         let first = self.nodes.partition_point(|n| n.at <= span.start()).saturating_sub(1);
         let mut values: Vec<f64> =

@@ -75,6 +75,17 @@ impl Curve {
         Self(pieces)
     }
 
+    /// 300 W between two moments, 50 W before and after: work that begins and ends with the window it is measured in.
+    pub(crate) fn alone(from: f64, to: f64) -> Self {
+        let piece = |at: f64, watts: f64, before: f64| Piece { at, watts, slope: 0.0, before };
+        let before = 50.0 * from;
+        Self(vec![
+            piece(0.0, 50.0, 0.0),
+            piece(from, 300.0, before),
+            piece(to, 50.0, before + 300.0 * (to - from)),
+        ])
+    }
+
     /// Joules up to `t`, from an arbitrary zero.
     fn total(&self, t: f64) -> f64 {
         let piece = &self.0[self.0.partition_point(|p| p.at <= t).saturating_sub(1)];

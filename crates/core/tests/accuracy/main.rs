@@ -10,7 +10,7 @@ mod study;
 
 use curve::Load;
 use sensor::{Model, View};
-use study::{Asked, LENGTHS, Outcome, study};
+use study::{Asked, LENGTHS, Outcome, aligned, study};
 
 /// The refresh periods seen on real counters, in seconds.
 const REFRESHES: [f64; 4] = [0.01, 0.02, 0.1, 0.5];
@@ -74,6 +74,30 @@ fn the_bound_of_a_counter_holds_the_truth_as_often_as_it_says() {
                 off.push(format!("{name}: {mean}"));
             }
             off.extend(all.iter().flatten().filter(|o| o.held < 0.90).map(|o| format!("{name}: {o:?}")));
+        }
+    }
+    assert!(off.is_empty(), "{off:#?}");
+}
+
+/// A command, a phase or a query begins and ends where power changes, and interpolation errs the same way at both ends.
+#[test]
+fn work_that_begins_and_ends_with_its_window_is_within_its_bound() {
+    let mut off = Vec::new();
+    let mut models: Vec<(String, Model)> =
+        REFRESHES.iter().map(|r| (format!("counter, {} ms", r * 1e3), Model::counter(*r))).collect();
+    models.push(("1 s average".into(), Model::new(View::Average)));
+    models.push(("25 of 100 ms".into(), Model::new(View::PartTime)));
+    for (name, model) in models {
+        for length in [0.3, 1.0, 5.0] {
+            let (bias, held, sum) = aligned(model, length);
+            println!(
+                "{name:20} aligned, {length} s | mean error {:6.2} % held {:5.1} %",
+                bias * 1e2,
+                held * 1e2
+            );
+            if held < 0.90 || !sum {
+                off.push(format!("{name}, {length} s: {held}, sum {sum}"));
+            }
         }
     }
     assert!(off.is_empty(), "{off:#?}");

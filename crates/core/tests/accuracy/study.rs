@@ -4,6 +4,7 @@ use crate::curve::{Curve, Load, uniform};
 use crate::sensor::{Model, stamp};
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::SeedableRng;
+use wattle_core::account::{Account, Total};
 use wattle_core::estimate::Estimate;
 use wattle_core::sensor::SensorId;
 use wattle_core::time::Span;
@@ -66,6 +67,33 @@ pub(crate) fn study(model: Model, load: Load, asked: Asked) -> [Outcome; 4] {
         };
     }
     outcomes
+}
+
+/// Work that begins and ends with its window, gathered as a command's energy is: how far off the sum of all windows is relative to
+/// its energy, how often the bound of each held, and whether that of the sum did.
+pub(crate) fn aligned(model: Model, length: f64) -> (f64, f64, bool) {
+    let mut rng = Pcg64Mcg::seed_from_u64(SEEDS.start);
+    let (mut held, mut truth, mut total) = (0.0, 0.0, Total::default());
+    for _ in 0..WINDOWS {
+        let from = uniform(&mut rng, 4.0, 5.0);
+        let to = from + length * uniform(&mut rng, 0.9, 1.1);
+        let curve = Curve::alone(from, to);
+        let mut timeline = Timeline::new(&[model.sensor()]);
+        timeline.mark(stamp(from));
+        timeline.mark(stamp(to));
+        model.readings(&curve, to + 10.0, &mut rng).iter().for_each(|reading| timeline.push(reading));
+        let mut account = Account::open(stamp(from));
+        account.extend(&timeline, &[SensorId(0)], stamp(to));
+        let energy = account.estimate().expect("a window clear of both ends is covered");
+        held += f64::from(u8::from(
+            (energy.value().get() - curve.joules(from, to)).abs() <= energy.bound().get(),
+        ));
+        truth += curve.joules(from, to);
+        total.add(&account);
+    }
+    let sum = total.estimate().expect("every window is covered");
+    let error = sum.value().get() - truth;
+    (error / truth, held / WINDOWS as f64, error.abs() <= sum.bound().get())
 }
 
 /// One run: hands over the row, the true and the naive joules, and the estimate of each window.

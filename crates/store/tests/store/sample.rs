@@ -200,6 +200,7 @@ pub(crate) fn info() -> RunInfo {
         qualification: vec![Qualification {
             sensor: "made-up/gpu-0/energy".into(),
             failed: 1,
+            answers: true,
             period_s: Some(0.1),
             ratio: Some(0.97),
             ratio_bound: Some(0.01),
@@ -329,6 +330,7 @@ fn repetition() -> Repetition {
         system_s: 0.25,
         peak_rss_bytes: Some(1 << 20),
         left_behind: true,
+        interrupted: true,
     }
 }
 
@@ -351,7 +353,7 @@ pub(crate) fn events() -> Vec<Event> {
         Event::Gauge { name: "loss".into(), value: 0.5, at_ns: Stamp::from_nanos(2) },
         Event::Repetition(Box::new(repetition())),
         Event::Warning(Warning::Unscored),
-        Event::with("idle_baseline", json!({"power_w": 1.5})),
+        Event::Event { event: "saved".into(), by: Some("command".into()), data: Some(json!({"step": 1})) },
     ];
     for event in &events {
         match event {
@@ -390,6 +392,8 @@ pub(crate) fn warnings() -> Vec<Warning> {
         Warning::OtherDevice { worker: DeviceKind::Cpu },
         Warning::Throttled { device: text(), fraction: 0.5 },
         Warning::Notes { skipped: 1, why: text() },
+        Warning::NotesLate { seconds: 0.5 },
+        Warning::Names { left_out: 1 },
         Warning::Repeats { done: 1, of: 2 },
         Warning::Failed { failed: 1, of: 2 },
         Warning::LeftBehind,
@@ -417,6 +421,8 @@ pub(crate) fn warnings() -> Vec<Warning> {
             | Warning::OtherDevice { .. }
             | Warning::Throttled { .. }
             | Warning::Notes { .. }
+            | Warning::NotesLate { .. }
+            | Warning::Names { .. }
             | Warning::Repeats { .. }
             | Warning::Failed { .. }
             | Warning::LeftBehind
