@@ -205,6 +205,30 @@ pub struct Summary {
     pub gauges: BTreeMap<String, Gauge>,
 }
 
+impl Summary {
+    /// What it is of, on one line: the model and the dataset, or the command.
+    pub fn title(&self) -> String {
+        if let (Some(model), Some(dataset)) = (&self.model, &self.dataset_name) {
+            return format!("{model} on {dataset}");
+        }
+        let quoted = |word: &String| {
+            let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%".contains(c);
+            let shown: String = word.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+            if !word.is_empty() && word.chars().all(plain) {
+                shown
+            } else {
+                format!("'{}'", shown.replace('\'', "'\\''"))
+            }
+        };
+        let whole = self.config.command.iter().map(quoted).collect::<Vec<_>>().join(" ");
+        let start: String = whole.chars().take(LONGEST_TITLE).collect();
+        if start.len() < whole.len() { start + " …" } else { whole }
+    }
+}
+
+/// More of a command is in `run.json`.
+const LONGEST_TITLE: usize = 200;
+
 /// What one device drew.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceEnergy {

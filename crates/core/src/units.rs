@@ -139,7 +139,8 @@ pub fn si(value: f64, unit: &str) -> String {
         return format!("{} /{per}", significant(value));
     }
     let (scaled, prefix) = match value.abs() {
-        0.0 => (value, ""),
+        // What is left of a difference of floating-point numbers.
+        x if x < 1e-12 => (0.0, ""),
         x if x < 1e-3 => (value * 1e6, "µ"),
         x if x < 1.0 => (value * 1e3, "m"),
         x if x < 1e4 => (value, ""),

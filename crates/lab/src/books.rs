@@ -3,6 +3,7 @@
 use crate::LabError;
 use crate::metering::Metering;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::time::Duration;
 use wattle_core::event::Event;
 use wattle_core::sensor::{DeviceKind, Panel, Quantity, Reading, Sensor, SensorId};
@@ -147,7 +148,10 @@ impl Books {
         self.wait_until_known(span.end()).await?;
         let Some(metered) = &self.metered else { return Ok(()) };
         // Whoever is busy now is neither us nor a server that waits for us. Alone, the whole session is looked at instead.
-        let busy = metered.foreign_cores().filter(|c| !alone && *c > FOREIGN_CORES);
+        // Nor does it matter to a board.
+        let of_cpu = |s: &SensorId| metered.sensors[usize::from(s.0)].device.kind != DeviceKind::Gpu;
+        let matters = metered.panel.as_ref().is_some_and(|p| p.sensors.iter().any(of_cpu));
+        let busy = metered.foreign_cores().filter(|c| matters && !alone && *c > FOREIGN_CORES);
         let energy = metered.panel.as_ref().and_then(|p| metered.timeline.energy_of(&p.sensors, span));
         if let Some(cores) = busy {
             self.note(&Event::Warning(Warning::BusyBaseline { cores }))?;
@@ -185,6 +189,8 @@ impl Books {
         if cost.lost > 0 {
             warnings.push(Warning::ReadingsLost { lost: cost.lost });
         }
+        // One line for each device: a board that goes away takes all its sensors with it.
+        let mut troubled: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
         for (id, sensor) in (0u16..).zip(&metered.sensors) {
             let mut anomalies = metered.timeline.anomalies(SensorId(id));
             // CPU time stands still when nothing runs, and the kernel lets idle time go back.
@@ -192,8 +198,19 @@ impl Books {
                 (anomalies.stalls, anomalies.resets) = (0, 0);
             }
             if let Some(what) = describe(&anomalies) {
-                warnings.push(Warning::Sensor { sensor: sensor.name.clone(), what });
+                let device = format!("{}/{}", sensor.source, sensor.device.id);
+                troubled.entry(device).or_default().push((sensor.name.clone(), what));
             }
+        }
+        for (device, mut all) in troubled {
+            let (sensor, what) = all.swap_remove(0);
+            warnings.push(match all.len() {
+                0 => Warning::Sensor { sensor, what },
+                more => Warning::Sensor {
+                    sensor: device,
+                    what: format!("{what} ({sensor}; {more} more of it likewise)"),
+                },
+            });
         }
         warnings.extend(
             metered

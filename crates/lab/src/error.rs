@@ -1,7 +1,7 @@
 //! What can go wrong in a run. Whether it is the user's call or the world that failed decides the exit code.
 
 use crate::StopCause;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use wattle_core::registry::Unknown;
 use wattle_meter::source::OpenError;
 use wattle_store::StoreError;
@@ -67,6 +67,22 @@ pub enum LabError {
         /// As it is now.
         now: String,
     },
+    /// The command ended, and then something else went wrong.
+    #[error("{error}; the command itself ended with {code}")]
+    After {
+        /// Its exit code.
+        code: i32,
+        /// What went wrong.
+        error: Box<LabError>,
+    },
+    /// The command of a session that was killed is still running.
+    #[error("the command that {} last started still runs (process {pid}); wait for it, or end it with \"kill {pid}\"", .run.display())]
+    StillRuns {
+        /// Its process.
+        pid: u32,
+        /// The run folder.
+        run: PathBuf,
+    },
     /// There is no such program.
     #[error("{}", if *.found { format!("{name} is not a program that may be run; see its permissions") } else { format!("{name}: no such program; check the name, or give its path") })]
     NoProgram {
@@ -94,6 +110,12 @@ pub enum LabError {
 }
 
 impl LabError {
+    /// Something is not what it was when the run was started.
+    pub(crate) fn changed(what: &'static str, run: &Path, then: String, now: String) -> Self {
+        let named = |text: String| if text.is_empty() { "none".to_owned() } else { text };
+        LabError::Changed { what, run: run.into(), then: named(then), now: named(now) }
+    }
+
     /// Whether the call was wrong (exit code 2) rather than the world (exit code 1).
     pub const fn is_usage(&self) -> bool {
         matches!(

@@ -4,11 +4,12 @@ use crate::LabError;
 use crate::metering::Metering;
 use std::hash::{BuildHasher, Hasher};
 use std::path::{Path, PathBuf};
+use wattle_core::Stamp;
 use wattle_core::event::Event;
 use wattle_core::seen::Seen;
 use wattle_core::spec::Spec;
 use wattle_core::summary::{RunInfo, SCHEMA_VERSION, hardware_label, slug};
-use wattle_meter::clock;
+use wattle_meter::{child, clock};
 use wattle_store::{Lock, RunDir};
 
 /// Where a new run goes.
@@ -50,6 +51,17 @@ pub(crate) struct Past {
     pub(crate) sessions: u32,
     /// Finished queries, or runs of the command.
     pub(crate) done: Seen,
+    /// Exit code of the first run of the command that failed.
+    pub(crate) code: i32,
+    /// A run of the command of which no end is told: its process, and when it was started.
+    unended: Option<(u32, Stamp)>,
+}
+
+impl Past {
+    /// The process of a command that was started and never seen to end, if it still runs.
+    pub(crate) fn running(&self) -> Option<u32> {
+        self.unended.filter(|(pid, start)| child::runs_since(*pid, *start)).map(|(pid, _)| pid)
+    }
 }
 
 impl Folder {
@@ -110,8 +122,13 @@ impl Folder {
             Event::Record(record) => {
                 past.done.insert(record.item.index);
             }
-            Event::Repetition(repetition) if !repetition.warmup => {
-                past.done.insert(repetition.index);
+            Event::Started { pid, start_ns, .. } => past.unended = Some((pid, start_ns)),
+            Event::Repetition(repetition) => {
+                past.unended = None;
+                if repetition.counts() {
+                    past.done.insert(repetition.index);
+                    past.code = if past.code == 0 { repetition.code() } else { past.code };
+                }
             }
             _ => {}
         })?;

@@ -5,9 +5,10 @@ use crate::client::Place;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use wattle_core::qualify::{Qualification, Qualifier};
+use wattle_core::registry::Params;
 use wattle_core::sensor::{DeviceKind, Panel, Reading, Sensor, SensorId};
 use wattle_core::spec::{Energy, Spec};
-use wattle_core::summary::SourceInfo;
+use wattle_core::summary::{RunInfo, SourceInfo};
 use wattle_core::{Method, Warning};
 use wattle_meter::source::{self, Recording, Wanted};
 use wattle_meter::{Meter, clock};
@@ -65,6 +66,11 @@ impl Metering {
             worker: chosen_for,
             lenient: false,
             recordings: Some(recording),
+            // A command is everything below this process.
+            hints: match spec.command.is_empty() || spec.root.is_some() {
+                true => Params::new(),
+                false => Params::from([("procstat.pid".to_owned(), "self".to_owned())]),
+            },
         })?;
         let sensors: Vec<Sensor> = opened.sources.iter().flat_map(|s| s.sensors().iter().cloned()).collect();
         let panel = Panel::choose(&sensors, chosen_for, &[]);
@@ -86,6 +92,12 @@ impl Metering {
         };
         let mut warnings: Vec<Warning> =
             opened.pretended.iter().map(|what| Warning::PretendedHardware { what: what.clone() }).collect();
+        warnings.extend(
+            opened
+                .doubts
+                .iter()
+                .map(|(source, what)| Warning::Sensor { sensor: source.clone(), what: what.clone() }),
+        );
         let modelled = panel.as_ref().is_some_and(|p| {
             p.sensors.iter().any(|s| sensors[usize::from(s.0)].energy_method() == Some(Method::Model))
         });
@@ -143,6 +155,17 @@ impl Metering {
         }
         if !doubted.is_empty() {
             self.panel = Panel::choose(meter.sensors(), self.worker, &doubted);
+        }
+    }
+
+    /// A run is of one set of sensors: two sessions that differ would add up to nothing.
+    pub(crate) fn check_unchanged(&self, info: &RunInfo, run: &Path) -> Result<(), LabError> {
+        let names =
+            |sensors: &[Sensor]| sensors.iter().map(|s| s.name.as_str()).collect::<Vec<_>>().join(", ");
+        let (then, now) = (names(&info.sensors), names(self.sensors()));
+        match then == now {
+            true => Ok(()),
+            false => Err(LabError::changed("set of sensors", run, then, now)),
         }
     }
 

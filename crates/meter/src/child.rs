@@ -35,6 +35,9 @@ pub struct Used {
 
 /// Makes this process the parent of whatever its children leave behind, so that it stays in the tree below this one.
 pub fn adopt_orphans() {
+    // Who ignores SIGCHLD, as whoever started us may have, never learns what a child returned.
+    // SAFETY: sets the default, which runs no code of ours.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
     #[cfg(target_os = "linux")]
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
 }
@@ -77,6 +80,19 @@ impl Child {
         let used = wait4(self.pid.as_raw_nonzero().get(), 0)?.ok_or(io::ErrorKind::NotFound)?;
         Ok(Used { peak_rss: used.peak_rss.filter(|peak| *peak > self.inherited), ..used })
     }
+}
+
+/// Whether the process of that number is one that was started at `start`, in this boot. Numbers are used again.
+pub fn runs_since(pid: u32, start: Stamp) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    // After the name, which may hold anything, come the state and then numbers; the 20th field is its start, in ticks since boot.
+    let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let zombie = fields.next() == Some("Z");
+    let ticks = fields.nth(18).and_then(|t| t.parse::<f64>().ok());
+    let began = ticks.map(|t| t / rustix::param::clock_ticks_per_second() as f64);
+    // The kernel counts on while the machine sleeps; the monotonic clock does not.
+    let asleep = clock::since_boot().get() - clock::now().nanos() as f64 * 1e-9;
+    !zombie && began.is_some_and(|b| (b - asleep - start.nanos() as f64 * 1e-9).abs() < 2.0)
 }
 
 /// What adopted orphans that have ended used, each of them, and whether others still run.
@@ -172,6 +188,17 @@ mod tests {
         child.signal(15);
         child.wait().unwrap();
         assert_eq!(child.reap().unwrap().signal, Some(15));
+    }
+
+    #[test]
+    fn a_process_is_known_again_and_another_of_its_number_is_not() {
+        let child = Child::spawn(Command::new("sleep").arg("600")).unwrap();
+        assert!(runs_since(child.pid(), child.start));
+        assert!(!runs_since(child.pid(), child.start.minus_nanos(60_000_000_000)));
+        child.signal(9);
+        child.wait().unwrap();
+        assert!(!runs_since(child.pid(), child.start), "it has ended");
+        child.reap().unwrap();
     }
 
     #[test]

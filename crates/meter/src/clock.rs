@@ -14,6 +14,15 @@ pub fn wall() -> Wall {
     Wall(nanos(clock_gettime(ClockId::Realtime)) / 1_000_000)
 }
 
+/// Time since boot, the time asleep included.
+pub(crate) fn since_boot() -> Seconds {
+    #[cfg(target_os = "linux")]
+    let clock = ClockId::Boottime;
+    #[cfg(not(target_os = "linux"))]
+    let clock = ClockId::Monotonic;
+    Seconds(nanos(clock_gettime(clock)) as f64 * 1e-9)
+}
+
 /// What ties this boot's stamps to dates.
 pub fn anchor() -> Anchor {
     let boot_id =

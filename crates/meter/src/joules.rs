@@ -20,6 +20,8 @@ const INTERVAL: Duration = Duration::from_millis(5);
 const COLLECT: Duration = Duration::from_millis(50);
 /// A figure waits at most this long for the reading that ends its window.
 const PATIENCE_NS: u64 = 700_000_000;
+/// What a sensor counts after so long a silence is not used.
+const SILENT_NS: u64 = 60_000_000_000;
 /// Windows are gathered up to so long ago: longer than the patience, so that none is gathered beyond its end.
 const LAG_NS: u64 = 1_000_000_000;
 
@@ -143,7 +145,8 @@ impl Books {
     fn collect(&mut self) {
         let timeline = &mut self.timeline;
         self.meter.drain(|reading| timeline.push(reading));
-        let past = self.known().minus_nanos(LAG_NS);
+        // A sensor that is silent for long holds the others up no more.
+        let past = self.known().minus_nanos(LAG_NS).max(clock::now().minus_nanos(SILENT_NS));
         if let Some(account) = &mut self.open {
             account.extend(&self.timeline, &self.panel, past);
         }

@@ -113,10 +113,7 @@ impl Queries {
 }
 
 fn html(summary: &Summary, queries: &Queries) -> String {
-    let title = match (&summary.model, &summary.dataset_name) {
-        (Some(model), Some(dataset)) => format!("{model} on {dataset}"),
-        _ => summary.config.command.join(" "),
-    };
+    let title = summary.title();
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
          <title>{title}</title><style>{}</style></head><body>\n<h1>{title}</h1>\n\

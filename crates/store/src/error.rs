@@ -13,7 +13,7 @@ pub type Result<T> = std::result::Result<T, StoreError>;
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// There is something at that place.
-    #[error("{} exists already, and a run is never overwritten; choose another --out, or run \"wattle run --resume {}\"", path.display(), path.display())]
+    #[error("{} exists already; choose another --name, replace it with --overwrite, or go on with it by --resume", path.display())]
     Exists {
         /// The folder.
         path: PathBuf,
@@ -139,7 +139,9 @@ fn way_out(path: &Path, source: &io::Error) -> String {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "make the folder writable",
         _ => "mend that",
     };
-    format!("{first}, then run \"wattle run --resume {folder}\"; everything finished so far is kept")
+    format!(
+        "{first}, then go on with --resume {folder}, or sum up what there is with \"wattle report {folder}\"; everything finished so far is kept"
+    )
 }
 
 /// An error of a layer below. Arrow and Parquet wrap what the system said; it is unwrapped here, so that a full disk is

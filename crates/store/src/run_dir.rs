@@ -19,7 +19,6 @@ pub(crate) const REQUESTS: &str = "requests.parquet";
 pub(crate) const READINGS: &str = "readings.parquet";
 pub(crate) const SUMMARY: &str = "summary.json";
 pub(crate) const HF: &str = "hf";
-const NOTES: &str = "notes.jsonl";
 const RESULT: &str = "result";
 const LOCK: &str = ".lock";
 
@@ -82,9 +81,9 @@ impl RunDir {
         write_json(self.path.join(SUMMARY), summary)
     }
 
-    /// Makes the file to which a command appends what it has to say, and gives its path.
-    pub fn notes(&self) -> Result<PathBuf> {
-        let path = self.path.join(NOTES);
+    /// Makes the file to which the `n`-th run of a command in a session appends what it has to say, and gives its path.
+    pub fn notes(&self, session: u32, n: u64) -> Result<PathBuf> {
+        let path = self.path.join(format!("notes-{session}-{n}.jsonl"));
         let made = File::options().create(true).append(true).open(&path);
         made.map_err(|e| StoreError::write(&path, e))?;
         Ok(path)

@@ -191,7 +191,8 @@ pub(crate) struct MeterArgs {
   wattle exec --resume runs/NAME                        the repetitions that a crash left out
 
 The command runs as it would without wattle: same terminal, same output, same exit code (128 + N after
-signal N). The result is printed on stderr, with --format json on stdout after the command's own output.
+signal N). The result is printed on stderr, with --format json on stdout after the command's own output;
+runs/NAME/summary.json holds the same.
 A program can mark its phases and gauges by appending lines of JSON to the file that $WATTLE_LOG names:
   {\"type\":\"begin\",\"name\":\"prefill\"}   {\"type\":\"end\",\"name\":\"prefill\"}
   {\"type\":\"phase\",\"name\":\"load\",\"seconds\":1.2}   {\"type\":\"gauge\",\"name\":\"loss\",\"value\":0.3}
@@ -215,7 +216,7 @@ pub(crate) struct ExecArgs {
     #[arg(long, requires = "name", help_heading = "Result")]
     pub(crate) overwrite: bool,
     /// Run the repetitions that are left of this run, as its run.json says
-    #[arg(long, value_name = "RUN", help_heading = "Result", conflicts_with_all = ["command", "config"])]
+    #[arg(long, value_name = "RUN", help_heading = "Result", conflicts_with_all = ["command", "config", "repeat", "warmup", "energy", "source", "source_param", "root", "interval_ms", "idle_s"])]
     pub(crate) resume: Option<PathBuf>,
     /// Settings file instead of ./wattle.toml
     #[arg(long, value_name = "FILE", help_heading = "Result")]
@@ -229,7 +230,7 @@ pub(crate) struct ExecArgs {
 #[derive(Debug, Default, Args, Serialize)]
 pub(crate) struct CommandArgs {
     /// The command and its arguments
-    #[arg(last = true, value_name = "CMD")]
+    #[arg(trailing_var_arg = true, value_name = "CMD")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     command: Vec<String>,
     /// How often to run it [default: 1]

@@ -65,8 +65,7 @@ pub(crate) fn command(ended: &wattle_lab::exec::Ended, report: Option<&Path>) ->
     let summary = &ended.summary;
     let count = summary.repetitions.iter().filter(|r| !r.repetition.warmup).count();
     let times = if count == 1 { String::new() } else { format!(", {count} times") };
-    let mut out =
-        wrapped(&format!("{}{times}, {}", summary.config.command.join(" "), summary.hardware_label));
+    let mut out = wrapped(&format!("{}{times}, {}", summary.title(), summary.hardware_label));
     out += &warnings(summary);
     // Of one run there is no mean.
     let rows: Vec<_> =

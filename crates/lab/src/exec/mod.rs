@@ -11,6 +11,7 @@ use crate::books::Books;
 use crate::client::Place;
 use crate::folder::{Destination, Folder};
 use crate::metering::Metering;
+use crate::run::absolute;
 use crate::{LabError, StopCause, summarize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,7 +19,7 @@ use tokio::sync::mpsc;
 use watch::Watch;
 use wattle_core::Stamp;
 use wattle_core::spec::Spec;
-use wattle_core::summary::Summary;
+use wattle_core::summary::{RunInfo, Summary};
 use wattle_meter::{child, clock};
 use wattle_store::RunDir;
 
@@ -112,7 +113,7 @@ struct Order {
 
 enum Target {
     New(Destination),
-    Existing(Box<Folder>, Vec<String>),
+    Existing(Box<Folder>, Box<RunInfo>),
 }
 
 impl Order {
@@ -124,14 +125,18 @@ impl Order {
         let (spec, working_dir, target) = match what {
             What::New { spec, destination } => {
                 destination.check()?;
-                (*spec, here()?, Target::New(destination))
+                (absolute(*spec), here()?, Target::New(destination))
             }
             What::Resume(run) => {
                 let dir = RunDir::open(&run)?;
                 let info = dir.info()?;
                 info.spec.validate().map_err(|e| LabError::Usage(format!("{}: {e}", run.display())))?;
-                let working_dir = info.working_dir.map_or_else(here, |dir| Ok(dir.into()))?;
-                (info.spec, working_dir, Target::Existing(Box::new(Folder::take_up(dir)?), info.panel))
+                let working_dir = info.working_dir.clone().map_or_else(here, |dir| Ok(dir.into()))?;
+                let folder = Folder::take_up(dir)?;
+                if let Some(pid) = folder.past.running() {
+                    return Err(LabError::StillRuns { pid, run });
+                }
+                (info.spec.clone(), working_dir, Target::Existing(Box::new(folder), Box::new(info)))
             }
         };
         let Some(name) = spec.command.first() else {
@@ -143,11 +148,7 @@ impl Order {
         Ok(Self { spec, program, working_dir, target })
     }
 
-    async fn carry_out(mut self, on_failure: OnFailure, signals: &mut Signalled) -> Result<Ended, LabError> {
-        if self.spec.root.is_none() {
-            // The command is to be everything below this process.
-            self.spec.source_param.entry("procstat.pid".into()).or_insert_with(|| "self".into());
-        }
+    async fn carry_out(self, on_failure: OnFailure, signals: &mut Signalled) -> Result<Ended, LabError> {
         child::adopt_orphans();
         let mut metering = Metering::open(&self.spec, &Place::ThisHost, None)?;
         tokio::select! {
@@ -157,8 +158,9 @@ impl Order {
         }
         let made;
         let folder = match &self.target {
-            Target::Existing(folder, panel) => {
-                metering.keep_panel(panel);
+            Target::Existing(folder, info) => {
+                metering.check_unchanged(info, folder.dir.path())?;
+                metering.keep_panel(&info.panel);
                 folder.as_ref()
             }
             Target::New(destination) => {
@@ -170,10 +172,19 @@ impl Order {
             }
         };
         let held = self.hold(folder, metering, on_failure, signals).await;
-        folder.dir.finish()?;
-        let summary = summarize(&folder.dir, clock::wall())?;
-        folder.dir.write_summary(&summary)?;
-        Ok(Ended { run: folder.dir.path().into(), summary, code: held? })
+        if let (Err(LabError::NotStarted { .. } | LabError::Stopped(_)), Target::New(_)) =
+            (&held, &self.target)
+        {
+            // Nothing was run, so there is nothing to keep.
+            let _ = std::fs::remove_dir_all(folder.dir.path());
+            return Err(held.err().unwrap_or(LabError::Stopped(StopCause::Interrupt)));
+        }
+        match (held, sum_up(&folder.dir)) {
+            (Ok(code), Ok(summary)) => Ok(Ended { run: folder.dir.path().into(), summary, code }),
+            // The command's own end must not be lost over the trouble with our files.
+            (Ok(code), Err(error)) => Err(LabError::After { code, error: Box::new(error) }),
+            (Err(error), _) => Err(error),
+        }
     }
 
     /// One session: idle baseline, warm-up, and the repetitions that are left.
@@ -216,12 +227,26 @@ impl Order {
         on_failure: OnFailure,
         signals: &mut Signalled,
     ) -> Result<i32, LabError> {
-        let mut watch = Watch::new(self, dir)?;
+        let mut watch = Watch::new(self, dir, books.session)?;
         let warmup = (0..u64::from(self.spec.warmup.unwrap_or(0))).map(|i| (i, true));
         let rest = (0..self.spec.repeat).filter(|i| !past.done.contains(*i)).map(|i| (i, false));
-        let mut code = 0;
+        let mut code = past.code;
         for (index, warmup) in warmup.chain(rest) {
-            let repetition = watch.run(index, warmup, books, signals).await?;
+            // A signal that came between two runs was for the next.
+            if let Ok(signal) = signals.0.try_recv()
+                && watch::is_end(signal)
+            {
+                if code == 0 {
+                    code = 128 + signal.number;
+                }
+                break;
+            }
+            let repetition = match watch.run(index, warmup, books, signals).await {
+                // The command's own end must not be lost over the trouble with our files.
+                Err((Some(code), error)) => return Err(LabError::After { code, error: Box::new(error) }),
+                Err((None, error)) => return Err(error),
+                Ok(repetition) => repetition,
+            };
             if code == 0 {
                 code = repetition.code();
             }
@@ -232,6 +257,14 @@ impl Order {
         watch.close(books)?;
         Ok(code)
     }
+}
+
+/// Makes the tables and the summary.
+fn sum_up(dir: &RunDir) -> Result<Summary, LabError> {
+    dir.finish()?;
+    let summary = summarize(dir, clock::wall())?;
+    dir.write_summary(&summary)?;
+    Ok(summary)
 }
 
 /// Waits for a signal that means the end.

@@ -3,13 +3,15 @@
 
 use super::Happening;
 use std::fs::File;
-use std::io::{self, Read};
-use std::path::Path;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::mpsc::Sender;
+use wattle_core::{Seconds, Stamp};
 use wattle_meter::clock;
 
 /// A line that is longer is no note; its beginning is kept to say so.
@@ -25,30 +27,65 @@ pub(super) struct Follower {
 
 /// The file as far as it was read.
 pub(super) struct Notes {
+    path: PathBuf,
     file: File,
+    position: u64,
+    /// Where to stop, once that is asked for.
+    end: Option<u64>,
     watch: Watch,
     /// The line at hand.
     line: Vec<u8>,
+    /// For how long lines had to wait for us, at most.
+    pub(super) behind: Seconds,
 }
 
 impl Notes {
-    /// Opens the file; what stands in it is not read again.
+    /// Opens the file from its beginning.
     pub(super) fn open(path: &Path) -> io::Result<Notes> {
-        let mut file = File::open(path)?;
-        io::Seek::seek(&mut file, io::SeekFrom::End(0))?;
-        Ok(Notes { file, watch: Watch::new(path), line: Vec::new() })
+        Ok(Notes {
+            path: path.to_owned(),
+            file: File::open(path)?,
+            position: 0,
+            end: None,
+            watch: Watch::new(path),
+            line: Vec::new(),
+            behind: Seconds(0.0),
+        })
     }
 
-    /// Hands on every line that is whole by now; false if nobody takes them.
-    fn read(&mut self, to: &Sender<Happening>) -> bool {
+    /// A program may cut the file off, or put another in its place: then that is read from its beginning.
+    fn catch_up(&mut self) {
+        let (Ok(ours), Ok(theirs)) = (self.file.metadata(), std::fs::metadata(&self.path)) else { return };
+        if ours.ino() != theirs.ino()
+            && let Ok(file) = File::open(&self.path)
+        {
+            (self.file, self.position) = (file, 0);
+            self.watch = Watch::new(&self.path);
+            self.line.clear();
+        } else if ours.len() < self.position && self.file.seek(SeekFrom::Start(0)).is_ok() {
+            self.position = 0;
+            self.line.clear();
+        }
+    }
+
+    /// Hands on every line that is whole by now; false if nobody takes them. Once it is to stop, what is written later, by somebody
+    /// whom the command left behind, is nobody's note any more.
+    fn read(&mut self, stop: &AtomicBool, to: &Sender<Happening>) -> bool {
+        self.catch_up();
         let mut buffer = [0; 8192];
         loop {
-            let n = match self.file.read(&mut buffer) {
+            if self.end.is_none() && stop.load(Ordering::Acquire) {
+                self.end = Some(self.file.metadata().map_or(self.position, |m| m.len()));
+            }
+            let left = self.end.map_or(u64::MAX, |end| end.saturating_sub(self.position));
+            let room = left.min(buffer.len() as u64);
+            let n = match self.file.read(&mut buffer[..room as usize]) {
                 Ok(0) => return true,
                 Ok(n) => n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) => return true,
             };
+            self.position += n as u64;
             let at = clock::now();
             for byte in &buffer[..n] {
                 if *byte == b'\n' {
@@ -62,10 +99,13 @@ impl Notes {
         }
     }
 
-    fn send(&mut self, at: wattle_core::Stamp, to: &Sender<Happening>) -> bool {
+    fn send(&mut self, at: Stamp, to: &Sender<Happening>) -> bool {
         let line = std::mem::take(&mut self.line);
         let blank = line.iter().all(u8::is_ascii_whitespace);
-        blank || to.blocking_send(Happening::Line(at, line)).is_ok()
+        let sent = blank || to.blocking_send(Happening::Line(at, line)).is_ok();
+        let waited = clock::now().since(at);
+        self.behind = if waited > self.behind { waited } else { self.behind };
+        sent
     }
 }
 
@@ -75,12 +115,8 @@ impl Follower {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
         let thread = std::thread::Builder::new().name("wattle-notes".into()).spawn(move || {
-            loop {
-                // Asked before the last read, so that nothing comes after it.
-                let last = seen.load(Ordering::Acquire);
-                if !notes.read(&to) || last {
-                    break;
-                }
+            notes.end = None;
+            while notes.read(&seen, &to) && notes.end.is_none() {
                 notes.watch.wait(WAIT);
             }
             // A last line without its newline: the program forgot it, or was killed.
@@ -102,9 +138,9 @@ impl Follower {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Gives back the file, once it has ended.
+    /// Gives back the file, if it has ended; a thread that has not ends when nobody takes its lines.
     pub(super) fn join(mut self) -> Option<Notes> {
-        self.thread.take()?.join().ok()
+        if self.is_finished() { self.thread.take()?.join().ok() } else { None }
     }
 }
 

@@ -13,7 +13,6 @@ use crate::{LabError, Stop, StopCause, summarize};
 use session::Session;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use wattle_core::sensor::Sensor;
 use wattle_core::spec::{Layer, Spec};
 use wattle_core::summary::{ModelInfo, RunInfo, Summary};
 use wattle_meter::clock;
@@ -218,21 +217,15 @@ impl Order {
     /// A run is of one model and of one set of sensors: two sessions that differ would add up to nothing.
     fn check_unchanged(&self, model: &ModelInfo, metering: &Metering) -> Result<(), LabError> {
         let Target::Existing { folder, info, .. } = &self.target else { return Ok(()) };
-        let changed = |what, then: String, now: String| {
-            if then == now {
-                return Ok(());
-            }
-            let named = |text: String| if text.is_empty() { "none".to_owned() } else { text };
-            let (then, now) = (named(then), named(now));
-            Err(LabError::Changed { what, run: folder.dir.path().into(), then, now })
+        let run = folder.dir.path();
+        let same = |what, then: String, now: String| {
+            if then == now { Ok(()) } else { Err(LabError::changed(what, run, then, now)) }
         };
         let before = info.model.clone().unwrap_or_default();
         let digest = |m: &ModelInfo| m.sha256.clone().unwrap_or_default();
-        let names =
-            |sensors: &[Sensor]| sensors.iter().map(|s| s.name.as_str()).collect::<Vec<_>>().join(", ");
-        changed("model", before.name.clone(), model.name.clone())?;
-        changed("model's digest", digest(&before), digest(model))?;
-        changed("set of sensors", names(&info.sensors), names(metering.sensors()))
+        same("model", before.name.clone(), model.name.clone())?;
+        same("model's digest", digest(&before), digest(model))?;
+        metering.check_unchanged(info, run)
     }
 
     fn make_folder(
@@ -286,7 +279,7 @@ fn refuse_command(spec: &Spec, fix: &str) -> Result<(), LabError> {
 }
 
 /// Paths as seen from anywhere, so that a run can be resumed from another folder.
-fn absolute(mut spec: Spec) -> Spec {
+pub(crate) fn absolute(mut spec: Spec) -> Spec {
     let fix = |value: &mut String| {
         if Path::new(value.as_str()).exists()
             && let Ok(path) = std::path::absolute(&*value)
@@ -300,6 +293,9 @@ fn absolute(mut spec: Spec) -> Spec {
         spec.model.as_mut().filter(|m| m.ends_with(".gguf")),
     ];
     paths.into_iter().flatten().for_each(fix);
-    ["replay.scenario", "nvml.library"].iter().filter_map(|k| spec.source_param.get_mut(*k).map(fix)).count();
+    ["replay.scenario", "replay.run", "nvml.library"]
+        .iter()
+        .filter_map(|k| spec.source_param.get_mut(*k).map(fix))
+        .count();
     spec
 }

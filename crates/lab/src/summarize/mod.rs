@@ -35,6 +35,7 @@ pub fn summarize(dir: &RunDir, now: Wall) -> Result<Summary, LabError> {
     let mut warnings = told.warnings.clone();
     warnings.extend(told.doubts(&info));
     warnings.extend(measured.doubts(&info));
+    warnings.extend(measured.other_device(&info));
     warnings.extend(energy_doubts(&told, &metrics, &info));
     let sessions = sessions(&told);
     let (model, engine) = info.model.map(|m| (m.name, m.engine)).unzip();
@@ -91,13 +92,13 @@ pub fn sum_up(run: &Path) -> Result<Summary, LabError> {
 /// The runs of a command that count in figures.
 fn counted(measured: &Measured) -> Vec<(&Repetition, Account)> {
     let all = measured.repetitions.iter();
-    all.filter(|(r, _)| !r.warmup).map(|(r, account)| (r, *account)).collect()
+    all.filter(|(r, _)| r.counts()).map(|(r, account)| (r, *account)).collect()
 }
 
 /// The measured span of each session.
 fn sessions(told: &Told) -> BTreeMap<u32, Span> {
     let mut sessions: BTreeMap<u32, Span> = told.records.spans().collect();
-    for repetition in told.repetitions.iter().filter(|r| !r.warmup) {
+    for repetition in told.repetitions.iter().filter(|r| r.counts()) {
         let span = sessions.entry(repetition.session).or_insert(repetition.span);
         *span = Span::new(span.start().min(repetition.span.start()), span.end().max(repetition.span.end()));
     }

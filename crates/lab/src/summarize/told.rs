@@ -27,14 +27,25 @@ pub(super) struct Told {
     /// Phases of the command by name: in which session, and when.
     pub(super) phases: BTreeMap<String, Vec<(u32, Span)>>,
     pub(super) gauges: BTreeMap<String, Gauge>,
+    /// Phases and gauges of too many names.
+    left_out: u64,
+}
+
+/// What a command said about itself.
+enum Said {
+    Phase(String, Span),
+    Gauge(String, f64),
 }
 
 impl Told {
     pub(super) fn read(dir: &RunDir) -> Result<Self, LabError> {
         let mut told = Self::default();
-        let (mut asked, mut session, mut warming) = (Seen::default(), 0, false);
+        let (mut asked, mut session, mut said) = (Seen::default(), 0, Vec::new());
         dir.replay(|line| match line.event {
-            Event::Session { session: number, .. } => session = number,
+            Event::Session { session: number, .. } => {
+                session = number;
+                said.clear();
+            }
             // A query that stands there twice counts once, the first time.
             Event::Record(record) if asked.insert(record.item.index) => {
                 if let Some(error) = record.exchange.outcome.error() {
@@ -42,24 +53,37 @@ impl Told {
                 }
                 told.records.push(&record);
             }
-            Event::Started { pid, warmup, .. } => (told.unended, warming) = (Some(pid), warmup),
+            Event::Started { pid, .. } => {
+                told.unended = Some(pid);
+                said.clear();
+            }
+            // What a command says counts when it has come to its end, and only then; while it warms up, as little as the rest of it.
             Event::Repetition(repetition) => {
                 told.unended = None;
+                let counts = repetition.counts();
                 told.repetitions.push(*repetition);
+                said.drain(..).filter(|_| counts).for_each(|said| told.said(session, said));
             }
-            // What the command says while it warms up counts as little as the rest of it.
-            Event::Phase { .. } | Event::Gauge { .. } if warming => {}
-            Event::Phase { name, span: Some(span), .. } if has_room(&told.phases, &name) => {
-                told.phases.entry(name).or_default().push((session, span));
-            }
-            Event::Gauge { name, value, .. } if has_room(&told.gauges, &name) => {
-                Gauge::push(&mut told.gauges, &name, value);
-            }
+            Event::Phase { name, span: Some(span), .. } => said.push(Said::Phase(name, span)),
+            Event::Gauge { name, value, .. } => said.push(Said::Gauge(name, value)),
             Event::Warning(warning) if !told.warnings.contains(&warning) => told.warnings.push(warning),
-            Event::Event { event, data: Some(data) } => told.event(session, &event, &data),
+            Event::Event { event, by: None, data: Some(data) } => told.event(session, &event, &data),
             _ => {}
         })?;
         Ok(told)
+    }
+
+    /// Takes in what a command said.
+    fn said(&mut self, session: u32, said: Said) {
+        match said {
+            Said::Phase(name, span) if has_room(&self.phases, &name) => {
+                self.phases.entry(name).or_default().push((session, span));
+            }
+            Said::Gauge(name, value) if has_room(&self.gauges, &name) => {
+                Gauge::push(&mut self.gauges, &name, value);
+            }
+            _ => self.left_out += 1,
+        }
     }
 
     fn event(&mut self, session: u32, event: &str, data: &Value) {
@@ -85,16 +109,19 @@ impl Told {
     }
 
     fn command_doubts(&self, info: &RunInfo) -> Vec<Warning> {
-        let counted = || self.repetitions.iter().filter(|r| !r.warmup);
-        let of = counted().count() as u64;
+        let of = self.repetitions.iter().filter(|r| r.counts()).count() as u64;
         let mut doubts = Vec::new();
         doubts.extend(self.unended.map(|pid| Warning::Unwatched { pid }));
         if of < info.spec.repeat {
             doubts.push(Warning::Repeats { done: of, of: info.spec.repeat });
         }
-        let failed = counted().filter(|r| !r.is_ok()).count() as u64;
+        // Warm-up that fails is no warm-up.
+        let failed = self.repetitions.iter().filter(|r| !r.is_ok()).count() as u64;
         if failed > 0 {
-            doubts.push(Warning::Failed { failed, of });
+            doubts.push(Warning::Failed { failed, of: self.repetitions.len() as u64 });
+        }
+        if self.left_out > 0 {
+            doubts.push(Warning::Names { left_out: self.left_out });
         }
         if self.repetitions.iter().any(|r| r.left_behind) {
             doubts.push(Warning::LeftBehind);

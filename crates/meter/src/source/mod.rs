@@ -110,6 +110,11 @@ pub trait Source: Send {
         BTreeMap::new()
     }
 
+    /// What is doubtful about it: shown with every result.
+    fn doubts(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// What is pretended about it, if anything: a stand-in library, another root.
     fn pretended(&self) -> Option<String> {
         None
@@ -133,6 +138,8 @@ pub struct Wanted {
     pub lenient: bool,
     /// Opens a recorded run, where the caller can.
     pub recordings: Option<Recordings>,
+    /// Options that a source may have if it is there; unlike `params` they ask for nothing.
+    pub hints: Params,
 }
 
 /// The sources that could be opened, and what became of all of them.
@@ -143,6 +150,8 @@ pub struct Opened {
     pub tried: Vec<SourceInfo>,
     /// What is pretended.
     pub pretended: Vec<String>,
+    /// What is doubtful, by source.
+    pub doubts: Vec<(String, String)>,
 }
 
 /// The option that every source has: how often it is read at most, in milliseconds.
@@ -166,6 +175,10 @@ impl Source for Paced {
 
     fn read(&mut self, depth: Depth, put: &mut dyn FnMut(usize, Option<f64>)) {
         self.source.read(depth, put);
+    }
+
+    fn doubts(&self) -> Vec<String> {
+        self.source.doubts()
     }
 
     fn interval(&self) -> Option<Duration> {
@@ -215,7 +228,8 @@ pub fn open(wanted: &Wanted) -> Result<Opened, OpenError> {
         params[at].insert(option.to_owned(), value.clone());
         driver.about.check("source", &params[at])?;
     }
-    let mut opened = Opened { sources: Vec::new(), tried: Vec::new(), pretended: Vec::new() };
+    let mut opened =
+        Opened { sources: Vec::new(), tried: Vec::new(), pretended: Vec::new(), doubts: Vec::new() };
     for ((driver, params), interval) in DRIVERS.iter().zip(params).zip(intervals) {
         let named = wanted.names.iter().any(|n| n == driver.about.name);
         let covers = |s: &Sensor| {
@@ -236,10 +250,17 @@ pub fn open(wanted: &Wanted) -> Result<Opened, OpenError> {
             continue;
         }
         let root = wanted.root.clone().unwrap_or_else(|| "/".into());
-        let settings = Settings { params, root, recordings: wanted.recordings };
+        let mut settings = Settings { params, root, recordings: wanted.recordings };
+        for (key, value) in &wanted.hints {
+            if let Some(option) = key.strip_prefix(driver.about.name).and_then(|k| k.strip_prefix('.')) {
+                settings.params.entry(option.to_owned()).or_insert_with(|| value.clone());
+            }
+        }
         let mut facts = BTreeMap::new();
-        let (unavailable, fix) = match (driver.open)(&settings) {
+        let (unavailable, fix) = match open_one(driver, settings) {
             Ok(source) => {
+                let name = || driver.about.name.to_owned();
+                opened.doubts.extend(source.doubts().into_iter().map(|what| (name(), what)));
                 opened.pretended.extend(source.pretended());
                 facts = source.facts();
                 opened.sources.push(match interval {
@@ -260,6 +281,27 @@ pub fn open(wanted: &Wanted) -> Result<Opened, OpenError> {
     }
     Ok(opened)
 }
+
+/// A driver that hangs must not hang us: it is opened on a thread of its own, which is left behind if it does not come back.
+fn open_one(driver: &'static Driver, settings: Settings) -> Result<Box<dyn Source>, Unavailable> {
+    let (send, receive) = std::sync::mpsc::channel();
+    let open = move || {
+        let _ = send.send((driver.open)(&settings));
+    };
+    let hangs = || {
+        Unavailable::new(
+            format!("did not open within {} s: its driver hangs", PATIENCE.as_secs()),
+            "mend the driver (for NVIDIA, `nvidia-smi` hangs too), or leave it out by naming others with --source",
+        )
+    };
+    match std::thread::Builder::new().name("wattle-open".into()).spawn(open) {
+        Ok(_) => receive.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(hangs())),
+        Err(e) => Err(Unavailable::new(format!("cannot start a thread: {e}"), "raise the limit (ulimit -u)")),
+    }
+}
+
+/// NVML takes up to a few seconds to wake boards up; none takes longer.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 #[cfg(test)]
 mod tests {

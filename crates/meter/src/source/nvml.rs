@@ -119,6 +119,7 @@ struct Nvml {
     sensors: Vec<Sensor>,
     boards: Vec<Watched>,
     facts: BTreeMap<String, String>,
+    doubts: Vec<String>,
 }
 
 /// A board that is read.
@@ -171,8 +172,14 @@ impl Nvml {
                         "name some of these by --source-param nvml.device=…, or all",
                     )
                 })?;
-        let mut nvml =
-            Self { library, stand_in, sensors: Vec::new(), boards: Vec::new(), facts: BTreeMap::new() };
+        let mut nvml = Self {
+            library,
+            stand_in,
+            sensors: Vec::new(),
+            boards: Vec::new(),
+            facts: BTreeMap::new(),
+            doubts: choice.notes.clone(),
+        };
         for (at, (board, known)) in handles.into_iter().zip(&known).enumerate() {
             if choice.boards.contains(&at) {
                 nvml.watch(board, known);
@@ -230,7 +237,6 @@ impl Nvml {
             ("library version", self.library.version()),
             ("boards", Some(boards)),
             ("boards left out", (!left_out.is_empty()).then(|| left_out.join("; "))),
-            ("choice of boards", (!choice.notes.is_empty()).then(|| choice.notes.join("; "))),
         ];
         self.facts.extend(facts.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));
     }
@@ -334,6 +340,10 @@ impl Source for Nvml {
 
     fn facts(&self) -> BTreeMap<String, String> {
         self.facts.clone()
+    }
+
+    fn doubts(&self) -> Vec<String> {
+        self.doubts.clone()
     }
 
     fn pretended(&self) -> Option<String> {

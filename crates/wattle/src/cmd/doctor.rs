@@ -37,7 +37,12 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode> {
         .flat_map(|p| &p.sensors)
         .filter_map(|s| findings.sensors.get(usize::from(s.0)))
         .collect();
-    let measurable = !chosen.is_empty() && chosen.iter().all(|s| s.energy_method() != Some(Method::Model));
+    let answers = |s: &&Sensor| findings.qualified.iter().any(|q| q.sensor == s.name && q.answers);
+    let dead: Vec<&str> = chosen.iter().filter(|s| !answers(s)).map(|s| s.name.as_str()).collect();
+    // A driver that hangs takes everything else with it.
+    let works = findings.timing.is_some() && dead.is_empty();
+    let measured = !chosen.is_empty() && chosen.iter().all(|s| s.energy_method() != Some(Method::Model));
+    let measurable = works && measured;
     if args.json {
         print_json(&json!({
             "measurable": measurable,
@@ -65,9 +70,13 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode> {
                 "Energy can be measured here (perimeter: {perimeter}) for a model on a server that uses these boards;\n\
                  the built-in models run on the CPU, and their energy is estimated.\n"
             ),
+            false if measured && !dead.is_empty() => {
+                format!("Energy cannot be measured here: {} gives no answer.\n", dead.join(", "))
+            }
+            false if measured => "Energy cannot be measured here: a driver hangs.\n".to_owned(),
             false if chosen.is_empty() => "Energy can be neither measured nor estimated here.\n".to_owned(),
             false => {
-                "Energy cannot be measured here; \"wattle run\" will estimate it and say so.\n".to_owned()
+                "Energy cannot be measured here; \"wattle run\" and \"wattle exec\" will estimate it and say so.\n".to_owned()
             }
         };
         print(&format!("{}\n{verdict}", table(&findings)))?;
@@ -166,7 +175,8 @@ fn latency(findings: &Findings, source: &str) -> String {
 fn sampler(findings: &Findings) -> String {
     let cost = &findings.cost;
     let Some(timing) = &findings.timing else {
-        return "\n  ! a read did not come back: a driver hangs; try each --source alone\n".into();
+        return "\n  ! a read did not come back: a driver hangs; leave it out by naming the others (wattle exec --source …)\n"
+            .into();
     };
     let late = timing.lateness.map_or_else(String::new, |l| format!(", {} late at p99", si(l.p99_s, "s")));
     format!(
@@ -184,7 +194,7 @@ fn remarks(qualified: &Qualification) -> String {
     remarks.extend(qualified.period_s.map(|p| format!("changes every {}", si(p, "s"))));
     remarks.extend(qualified.ratio.map(|r| format!("counter / power = {r:.3}")));
     if qualified.is_doubtful() {
-        remarks.push("! they contradict each other".into());
+        remarks.push("! they contradict each other, so power is integrated instead".into());
     }
     if qualified.failed > 0 {
         remarks.push(format!("{} reads failed", qualified.failed));

@@ -2,7 +2,7 @@
 
 use crate::args::{ExecArgs, Format};
 use crate::cmd::run::may_replace;
-use crate::cmd::{print_json, show};
+use crate::cmd::{print_json, show, unmeasured};
 use crate::config;
 use crate::render;
 use anyhow::Result;
@@ -39,6 +39,10 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
         Format::Json => print_json(&ended.summary)?,
         // Stdout is the command's.
         Format::Table => show(&render::command(&ended, report.ok().as_deref())),
+    }
+    if ended.code == 0 && unmeasured(&ended.summary) {
+        eprintln!("wattle: --energy measured was asked for, and not all of the energy was measured");
+        return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::from(u8::try_from(ended.code & 0xff).unwrap_or(1)))
 }

@@ -7,6 +7,9 @@ pub(crate) mod report;
 pub(crate) mod run;
 
 use std::io::Write;
+use wattle_core::metrics::WHOLE;
+use wattle_core::spec::Energy;
+use wattle_core::summary::Summary;
 
 /// Prints a result. A reader that went away (`| head`) is no error.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
@@ -19,6 +22,12 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
 /// Shows something to people, beside the output of a command.
 pub(crate) fn show(text: &str) {
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// Whether nothing but measured energy would do, and some of it is missing.
+pub(crate) fn unmeasured(summary: &Summary) -> bool {
+    let coverage = summary.metrics.get("energy_coverage").and_then(|m| m.value);
+    summary.config.energy == Energy::Measured && coverage.is_none_or(|c| c < WHOLE)
 }
 
 /// Prints a result as JSON.

@@ -1,7 +1,7 @@
 //! `wattle run`.
 
 use crate::args::{Format, RunArgs};
-use crate::cmd::{print, print_json};
+use crate::cmd::{print, print_json, unmeasured};
 use crate::config;
 use crate::render;
 use anyhow::Result;
@@ -51,6 +51,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     if let Some(cause) = ended.stopped {
         eprintln!("wattle: stopped; go on with: wattle run --resume {}", ended.run.display());
         return Ok(ExitCode::from(exit_code(cause)));
+    }
+    if unmeasured(&ended.summary) {
+        eprintln!("wattle: --energy measured was asked for, and not all of the energy was measured");
+        return Ok(ExitCode::FAILURE);
     }
     let count = |name: &str| ended.summary.metrics.get(name).and_then(|m| m.value);
     if count("errors") == count("queries") {

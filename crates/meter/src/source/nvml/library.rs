@@ -235,7 +235,7 @@ impl Library {
         Some(power? as f64 * 1e-3)
     }
 
-    /// Joules and watts as above, by one call. Energy is asked for last: a reading is stamped when the call is back.
+    /// Joules and watts as above, by one call.
     pub(super) fn energy_and_power(&self, board: Board) -> (Option<f64>, Option<f64>) {
         let [power, energy] = self.fields(board, [FIELD_POWER_INSTANT, FIELD_TOTAL_ENERGY]);
         (energy.map(|mj| mj as f64 * 1e-3), power.map(|mw| mw as f64 * 1e-3))
