@@ -61,7 +61,9 @@ impl Account {
         let covered = self.span.duration().get() * self.coverage
             + seen.map_or(0.0, |e| e.coverage()) * piece.duration().get();
         self.span = Span::new(self.span.start(), until);
-        self.coverage = (covered / self.span.duration().get()).min(1.0);
+        let coverage = covered / self.span.duration().get();
+        // All of it is all of it, also after rounding.
+        self.coverage = if coverage > 1.0 - 1e-9 { 1.0 } else { coverage };
         let Some(seen) = seen else { return };
         self.measured += seen.value();
         self.method = self.method.max(Some(seen.method()));

@@ -36,13 +36,13 @@ pub struct Repetition {
     pub peak_rss_bytes: Option<u64>,
     /// Whether processes it started were still running at its end.
     pub left_behind: bool,
-    /// Whether somebody asked for its end: it counts in no figure and is run again on resume.
+    /// Whether somebody asked for its end: its energy counts, but it is in no mean, and is run again on resume.
     #[serde(default)]
     pub interrupted: bool,
 }
 
 impl Repetition {
-    /// Whether it is one of those that were asked for.
+    /// Whether it is one of those that were asked for, whole.
     pub fn counts(&self) -> bool {
         !self.warmup && !self.interrupted
     }

@@ -205,8 +205,8 @@ mod tests {
         for cause in layers {
             assert_eq!(
                 StoreError::write(Path::new("runs/a/requests.parquet"), cause).to_string(),
-                "cannot write runs/a/requests.parquet: No space left on device (os error 28); free some space, then run \
-                 \"wattle run --resume runs/a\"; everything finished so far is kept"
+                "cannot write runs/a/requests.parquet: No space left on device (os error 28); free some space, then go on \
+                 with --resume runs/a, or sum up what there is with \"wattle report runs/a\"; everything finished so far is kept"
             );
         }
     }

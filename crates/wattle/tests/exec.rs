@@ -210,7 +210,7 @@ fn a_killed_sessions_command_is_not_started_twice_and_its_notes_are_its_own() {
 }
 
 #[test]
-fn a_run_that_was_interrupted_counts_in_nothing_and_is_made_up_for() {
+fn a_run_that_was_interrupted_is_in_no_mean_and_is_made_up_for() {
     let bench = Bench::new();
     let args = ["exec", "--energy", "none", "--name", "x", "--repeat", "2", "--", "sleep", "0.6"];
     let child = bench.start(&args);

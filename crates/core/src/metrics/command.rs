@@ -8,16 +8,17 @@ use crate::stats::Batches;
 use crate::units::{Joules, Seconds};
 use std::collections::BTreeMap;
 
-/// The metrics of the runs of a command that count; each with its energy, as far as it is known.
+/// The metrics of the runs of a command, warm-up left out; each with its energy, as far as it is known.
 pub fn of_command(runs: &[(&Repetition, Account)], around: &Surroundings) -> BTreeMap<String, Metric> {
     let mut total = Total::default();
     runs.iter().for_each(|(_, account)| total.add(account));
     let energy = total.estimate();
     let method = energy.map_or("none", |e| Method::name(e.method()));
     let mut out = Out { metrics: BTreeMap::new(), energy_method: method };
-    let n = runs.len() as u64;
+    let n = runs.iter().filter(|(r, _)| r.counts()).count() as u64;
     out.count("repetitions", n as f64, n);
-    out.count("failed_repetitions", runs.iter().filter(|(r, _)| !r.is_ok()).count() as f64, n);
+    let failed = runs.iter().filter(|(r, _)| r.counts() && !r.is_ok());
+    out.count("failed_repetitions", failed.count() as f64, n);
 
     // What a sensor may be off by is the same in every run; the spread between runs comes on top.
     let sensor = energy.filter(|e| e.value().get() > 0.0).map(|e| e.bound() / e.value());
@@ -35,8 +36,8 @@ pub fn of_command(runs: &[(&Repetition, Account)], around: &Surroundings) -> BTr
     out.idle(around, &time, power, (bound, gain), n);
 
     let (mut by_run, mut seconds, mut cpu) = (Batches::<2>::default(), Batches::<2>::default(), 0.0);
-    // A run that failed did something else.
-    let well = || runs.iter().filter(|(r, _)| r.is_ok());
+    // A run that failed or was cut short did something else.
+    let well = || runs.iter().filter(|(r, _)| r.counts() && r.is_ok());
     let n = well().count() as u64;
     for (run, account) in well() {
         seconds.push([run.span.duration().get(), 1.0]);

@@ -29,8 +29,8 @@ pub(super) struct Measured {
 struct Questions<'a> {
     /// Spans that count, and whose runs of the command they are.
     measured: Vec<(Span, Option<&'a Repetition>)>,
-    /// Runs that do not count: warm-up, and what was cut short.
-    others: Vec<&'a Repetition>,
+    /// Warm-up runs.
+    warmup: Vec<&'a Repetition>,
     phases: Vec<(&'a str, Span)>,
 }
 
@@ -39,19 +39,19 @@ impl<'a> Questions<'a> {
         let runs = || told.repetitions.iter().filter(move |r| r.session == session);
         let queries = told.records.spans().filter(|(s, _)| *s == session).map(|(_, span)| (span, None));
         let mut measured: Vec<_> = queries.collect();
-        measured.extend(runs().filter(|r| r.counts()).map(|r| (r.span, Some(r))));
+        measured.extend(runs().filter(|r| !r.warmup).map(|r| (r.span, Some(r))));
         measured.sort_by_key(|(span, _)| span.start());
         let phases = told.phases.iter().flat_map(|(name, all)| {
             all.iter().filter(move |(s, _)| *s == session).map(move |(_, span)| (name.as_str(), *span))
         });
-        Self { measured, others: runs().filter(|r| !r.counts()).collect(), phases: phases.collect() }
+        Self { measured, warmup: runs().filter(|r| r.warmup).collect(), phases: phases.collect() }
     }
 
     fn survey(&self, table: &[Sensor], panel: Option<&Panel>) -> Survey {
         let devices = panel.map_or_else(Vec::new, |p| p.devices(table));
         let panel = panel.map_or(&[][..], |p| &p.sensors);
         let measured: Vec<Span> = self.measured.iter().map(|(span, _)| *span).collect();
-        let others = self.others.iter().map(|r| r.span).chain(self.phases.iter().map(|(_, span)| *span));
+        let others = self.warmup.iter().map(|r| r.span).chain(self.phases.iter().map(|(_, span)| *span));
         Survey::new(table, panel, &devices, &measured, &others.collect::<Vec<_>>())
     }
 }
@@ -114,9 +114,9 @@ impl Measured {
         for ((_, repetition), account) in questions.measured.iter().zip(&found.measured) {
             self.repetitions.extend(repetition.map(|r| (r.clone(), *account)));
         }
-        let (others, marked) = found.others.split_at(questions.others.len());
-        let of_others = questions.others.iter().zip(others);
-        self.repetitions.extend(of_others.map(|(r, account)| ((*r).clone(), *account)));
+        let (warmup, marked) = found.others.split_at(questions.warmup.len());
+        let of_warmup = questions.warmup.iter().zip(warmup);
+        self.repetitions.extend(of_warmup.map(|(r, account)| ((*r).clone(), *account)));
         for ((name, _), account) in questions.phases.iter().zip(marked) {
             phases.entry((*name).to_owned()).or_default().add(account);
         }
@@ -192,7 +192,7 @@ impl Measured {
         let user = grown(Quantity::CpuUser).map(|u| u + grown(Quantity::CpuNice).unwrap_or(0.0));
         let gpu = DeviceKind::Gpu;
         let tenth = |x: f64| (x * 10.0).round() / 10.0;
-        let counted = || told.repetitions.iter().filter(|r| r.counts());
+        let counted = || told.repetitions.iter().filter(|r| !r.warmup);
         let cpu = counted().map(|r| r.user_s + r.system_s);
         let largest = counted().filter_map(|r| r.peak_rss_bytes).max().map(|b| b as f64);
         let together = self.tree_memory(table);
@@ -235,7 +235,7 @@ impl Measured {
         let idle = survey::of(&info.sensors, &self.tallies, DeviceKind::Gpu, Quantity::Utilisation)
             .filter_map(Tally::max)
             .all(|most| most < 0.05);
-        let runs = || self.repetitions.iter().map(|(r, _)| r).filter(|r| r.counts());
+        let runs = || self.repetitions.iter().map(|(r, _)| r).filter(|r| !r.warmup);
         let cpu: f64 = runs().map(|r| r.user_s + r.system_s).sum();
         let seconds: f64 = runs().map(|r| r.span.duration().get()).sum();
         let elsewhere = panel().next().is_some() && !panel().any(measures_cpu);

@@ -29,7 +29,7 @@ pub fn summarize(dir: &RunDir, now: Wall) -> Result<Summary, LabError> {
         (told.records.finish(&told.around), told.records.queries() == info.queries)
     } else {
         let runs = counted(&measured);
-        let complete = runs.len() as u64 == info.spec.repeat;
+        let complete = runs.iter().filter(|(r, _)| r.counts()).count() as u64 == info.spec.repeat;
         (of_command(&runs, &told.around), complete)
     };
     let mut warnings = told.warnings.clone();
@@ -89,16 +89,16 @@ pub fn sum_up(run: &Path) -> Result<Summary, LabError> {
     Ok(summary)
 }
 
-/// The runs of a command that count in figures.
+/// The runs of a command, warm-up left out.
 fn counted(measured: &Measured) -> Vec<(&Repetition, Account)> {
     let all = measured.repetitions.iter();
-    all.filter(|(r, _)| r.counts()).map(|(r, account)| (r, *account)).collect()
+    all.filter(|(r, _)| !r.warmup).map(|(r, account)| (r, *account)).collect()
 }
 
 /// The measured span of each session.
 fn sessions(told: &Told) -> BTreeMap<u32, Span> {
     let mut sessions: BTreeMap<u32, Span> = told.records.spans().collect();
-    for repetition in told.repetitions.iter().filter(|r| r.counts()) {
+    for repetition in told.repetitions.iter().filter(|r| !r.warmup) {
         let span = sessions.entry(repetition.session).or_insert(repetition.span);
         *span = Span::new(span.start().min(repetition.span.start()), span.end().max(repetition.span.end()));
     }

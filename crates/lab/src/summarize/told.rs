@@ -60,7 +60,7 @@ impl Told {
             // What a command says counts when it has come to its end, and only then; while it warms up, as little as the rest of it.
             Event::Repetition(repetition) => {
                 told.unended = None;
-                let counts = repetition.counts();
+                let counts = !repetition.warmup;
                 told.repetitions.push(*repetition);
                 said.drain(..).filter(|_| counts).for_each(|said| told.said(session, said));
             }

@@ -237,6 +237,7 @@ impl Nvml {
             ("library version", self.library.version()),
             ("boards", Some(boards)),
             ("boards left out", (!left_out.is_empty()).then(|| left_out.join("; "))),
+            ("choice of boards", (!choice.notes.is_empty()).then(|| choice.notes.join("; "))),
         ];
         self.facts.extend(facts.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));
     }

@@ -181,10 +181,10 @@ fn a_full_disk_says_what_to_do() {
     assert_eq!(
         error.to_string(),
         format!(
-            "cannot write {}: No space left on device (os error 28); free some space, then run \
-             \"wattle run --resume {}\"; everything finished so far is kept",
+            "cannot write {}: No space left on device (os error 28); free some space, then go on with --resume {run}, \
+             or sum up what there is with \"wattle report {run}\"; everything finished so far is kept",
             path.display(),
-            run.path().display()
+            run = run.path().display()
         )
     );
 }

@@ -15,7 +15,7 @@ fn an_existing_folder_is_never_overwritten() {
     assert_eq!(
         error.to_string(),
         format!(
-            "{path} exists already, and a run is never overwritten; choose another --out, or run \"wattle run --resume {path}\""
+            "{path} exists already; choose another --name, replace it with --overwrite, or go on with it by --resume"
         )
     );
     assert_eq!(made.info().unwrap(), info());
