@@ -37,6 +37,8 @@ pub struct Config {
     pub pull_step_ms: f64,
     /// Where the log goes, line by line. Without, it is kept for [`crate::Server::log`].
     pub log: Option<PathBuf>,
+    /// Whether it is kept. A program that serves for hours does not want that.
+    pub keep_log: bool,
 }
 
 /// A trap that some requests fall into.
@@ -66,6 +68,7 @@ impl Default for Config {
             load_ms: 0.0,
             pull_step_ms: 1.0,
             log: None,
+            keep_log: true,
         }
     }
 }
