@@ -113,11 +113,18 @@ impl Answer {
 
     /// What is said at once, before any token.
     pub(crate) fn open(&mut self, out: &mut Vec<u8>) {
-        let early = |trap: &Trap| matches!(trap, Trap::RoleFirst | Trap::SlowLoris(_));
-        if self.voice.stream && self.served.traps.iter().any(early) {
+        if !self.voice.stream {
+            return;
+        }
+        let has = |trap: fn(&Trap) -> bool| self.served.traps.iter().any(trap);
+        let (role, comment) = (has(|t| *t == Trap::RoleFirst), has(|t| *t == Trap::Comments));
+        if role || comment || has(|t| matches!(t, Trap::SlowLoris(_))) {
             self.head(out);
         }
-        if self.voice.stream && self.served.traps.contains(&Trap::RoleFirst) {
+        if comment {
+            self.voice.comment(out);
+        }
+        if role {
             self.voice.role(out);
         }
     }

@@ -215,7 +215,8 @@ impl Desk {
                     voice::date(clock::wall_seconds())
                 ),
             ),
-            ("GET" | "HEAD", "/") => ("text/plain", "Ollama is running".to_owned()),
+            ("GET", "/") => ("text/plain", "Ollama is running".to_owned()),
+            ("HEAD", "/") => ("text/plain", String::new()), // Ollama's own client asks so
             _ => {
                 let body = voice::failure(!head.path.starts_with("/api/"), "no such endpoint");
                 return http::respond(out, "404 Not Found", JSON, "", body.as_bytes());

@@ -35,6 +35,8 @@ const EVENTS: usize = 256;
 const READ: usize = 64 << 10;
 /// A stalled server looks so often whether it is to stop.
 const STALL_STEP_NS: u64 = 20_000_000;
+/// How long it waits where no connection more fits.
+const NO_ROOM: Duration = Duration::from_millis(1);
 
 /// Whether a connection is still there.
 #[derive(PartialEq, Eq)]
@@ -70,6 +72,8 @@ pub(crate) struct Reactor {
     unsettled: HashMap<u64, Served>,
     stalled_until: u64,
     log: Log,
+    /// Ends the server at the end of this round.
+    trouble: Option<io::Error>,
     buffer: Vec<u8>,
 }
 
@@ -110,6 +114,7 @@ impl Reactor {
             unsettled: HashMap::new(),
             stalled_until: 0,
             log: Log::new(&config, Arc::clone(&shared))?,
+            trouble: None,
             desk: Desk::new(config),
             shared,
             buffer: vec![0; READ],
@@ -146,7 +151,7 @@ impl Reactor {
             self.stall();
             self.on_time();
             self.free.append(&mut self.freed);
-            self.log.keep(clock::now())?;
+            self.trouble.take().map_or(Ok(()), Err)?;
         }
         self.log.finish()
     }
@@ -155,7 +160,7 @@ impl Reactor {
     fn arm(&mut self) -> io::Result<Option<Timespec>> {
         let alarm = self.alarms.peek().map(|Reverse((at, ..))| *at);
         let engine = self.engine.as_ref().and_then(Engine::due);
-        let Some(next) = [alarm, engine, self.log.due()].into_iter().flatten().min() else { return Ok(None) };
+        let Some(next) = [alarm, engine].into_iter().flatten().min() else { return Ok(None) };
         if next <= clock::now() {
             return Ok(Some(Timespec { tv_sec: 0, tv_nsec: 0 }));
         }
@@ -176,6 +181,10 @@ impl Reactor {
                 Ok(stream) => TcpStream::from(stream),
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                    std::thread::sleep(NO_ROOM); // epoll would tell us again at once
+                    return Ok(());
+                }
                 Err(e) => return Err(e.into()),
             };
             let slot = self.free.pop().unwrap_or(self.conns.len());
@@ -342,8 +351,12 @@ impl Reactor {
         if answer.in_engine && served.joules.is_none() {
             self.unsettled.insert(served.number, served);
         } else {
-            self.log.add(served);
+            self.log(served);
         }
+    }
+
+    fn log(&mut self, served: Served) {
+        self.trouble = self.log.add(served).err().or(self.trouble.take());
     }
 
     /// A connection is no more; whatever it was answering ends.
@@ -447,7 +460,7 @@ impl Reactor {
                 let slot = self.slots.remove(&id);
                 if let Some(mut served) = self.unsettled.remove(&id) {
                     served.joules = Some(joules);
-                    self.log.add(served);
+                    self.log(served);
                     return;
                 }
                 let conn = slot.and_then(|slot| self.conns[slot].as_mut());

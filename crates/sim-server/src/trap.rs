@@ -33,7 +33,7 @@ pub enum Trap {
     SplitLines(u64),
     /// `crlf`: lines of the event stream end in CR LF.
     Crlf,
-    /// `comments`: a comment line, as keep-alives are, before every token.
+    /// `comments`: a comment line, as keep-alives are, at once and before every token.
     Comments,
     /// `disconnect_mid:N`: the connection is closed after N tokens (half of them).
     DisconnectMid(Option<u32>),

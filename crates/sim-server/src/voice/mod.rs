@@ -247,15 +247,19 @@ impl Voice {
         }
     }
 
+    /// What an event stream may hold at any time, and nobody has to read.
+    pub(crate) fn comment(&self, out: &mut Vec<u8>) {
+        match (self.dialect.is_openai(), self.crlf) {
+            (true, false) => http::chunk(out, b": keep-alive\n\n"),
+            (true, true) => http::chunk(out, b": keep-alive\r\n\r\n"),
+            (false, _) => {}
+        }
+    }
+
     /// One event with the tokens of a range.
     pub(crate) fn tokens(&mut self, range: Range<u32>, out: &mut Vec<u8>) {
-        if self.comments && self.dialect.is_openai() {
-            let end = self.line_end();
-            self.scratch.clear();
-            self.scratch.extend_from_slice(b": keep-alive");
-            self.scratch.extend_from_slice(end);
-            self.scratch.extend_from_slice(end);
-            http::chunk(out, &self.scratch);
+        if self.comments {
+            self.comment(out);
         }
         self.event(out, |voice, json| match voice.dialect {
             Dialect::Chat | Dialect::Text => openai::chunk(voice, range, json),
