@@ -36,6 +36,17 @@ pub(crate) struct Counts {
     pub(crate) finished: u64,
 }
 
+impl Counts {
+    /// Tokens came for a request that had `before`. With the first, its prompt was worked off.
+    pub(crate) fn add(&mut self, served: &Served, before: usize) {
+        let came = served.scheduled.len() - before;
+        self.generation_tokens += came as u64;
+        if before == 0 && came > 0 {
+            self.prompt_tokens += served.prompt_tokens;
+        }
+    }
+}
+
 impl Desk {
     pub(crate) fn new(config: Config) -> Desk {
         let words = config.answer.as_deref().map_or_else(Words::usual, Words::of);
@@ -72,7 +83,6 @@ impl Desk {
             }
         };
         let mut answer = self.answer(head, dialect, ask, received, connection);
-        self.counts.prompt_tokens += answer.served.prompt_tokens;
         if !self.refuses(&mut answer, body, dialect, out) {
             answer.open(out);
         }

@@ -418,7 +418,7 @@ impl Reactor {
         if !answer.in_engine && answer.state == State::Speaking {
             let before = (answer.due, answer.served.scheduled.len());
             answer.tokens_until(clock::now(), out, marks);
-            self.desk.counts.generation_tokens += (answer.served.scheduled.len() - before.1) as u64;
+            self.desk.counts.add(&answer.served, before.1);
             if answer.state == State::Speaking && answer.due != before.0 {
                 self.alarms.push(Reverse((answer.due, slot, number)));
             }
@@ -443,13 +443,14 @@ impl Reactor {
         match told {
             Told::Token { id, due } => {
                 let Some(slot) = self.slots.get(&id).copied() else { return };
-                self.desk.counts.generation_tokens += 1;
                 self.with(slot, |reactor, conn| {
                     let Conn { answer: Some(answer), out, marks, .. } = conn else { return Fate::Stays };
                     if answer.served.number != id || answer.state != State::Speaking {
                         return Fate::Stays;
                     }
+                    let before = answer.served.scheduled.len();
                     answer.token(due, out, marks);
+                    reactor.desk.counts.add(&answer.served, before);
                     if answer.wants_no_more() {
                         reactor.leave_engine(conn);
                     }

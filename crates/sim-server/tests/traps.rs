@@ -81,6 +81,12 @@ fn reasoning_is_half_of_the_tokens_under_either_key() {
     let lines = call(&server, "POST", "/api/chat", body).lines();
     assert_eq!(lines[0]["message"]["thinking"], "the");
     assert_eq!(lines[4]["message"]["content"], " an");
+    let whole = r##"{"prompt": "#trap=reasoning", "stream": false}"##;
+    let reply = call(&server, "POST", "/api/generate", whole).json();
+    assert_eq!(
+        (&reply["thinking"], &reply["response"]),
+        (&"the river runs past".into(), &" an old mill and".into())
+    );
 }
 
 #[test]

@@ -284,7 +284,7 @@ impl Voice {
                 self.done(out);
             }
             Dialect::OllamaChat | Dialect::OllamaGenerate => {
-                self.event(out, |voice, json| ollama::last(voice, durations, "", json));
+                self.event(out, |voice, json| ollama::last(voice, durations, 0..0, json));
             }
             Dialect::Pull => {}
         }
@@ -335,9 +335,7 @@ impl Voice {
             Dialect::Chat | Dialect::Text => openai::whole(self, &mut json),
             Dialect::OllamaChat | Dialect::OllamaGenerate => {
                 json.extend_from_slice(&self.opening);
-                let mut text = Vec::new();
-                self.words.say(self.reasoning.1..self.tokens, &mut text);
-                ollama::last(self, durations, &String::from_utf8_lossy(&text), &mut json);
+                ollama::last(self, durations, 0..self.tokens, &mut json);
             }
             Dialect::Pull => json.extend_from_slice(br#"{"status":"success"}"#),
         }

@@ -18,6 +18,27 @@ pub(super) fn opening(model: &str, created: u64) -> Vec<u8> {
 
 /// A line with tokens.
 pub(super) fn line(voice: &Voice, range: Range<u32>, json: &mut Vec<u8>) {
+    said(voice, range, json);
+    json.extend_from_slice(b"\"done\":false}");
+}
+
+/// The last line, which counts: with no tokens, or with all if it is the only one.
+pub(super) fn last(voice: &Voice, durations: Durations, range: Range<u32>, json: &mut Vec<u8>) {
+    said(voice, range, json);
+    let _ = write!(json, r#""done":true,"done_reason":"{}""#, voice.finish);
+    if voice.usage != Usage::Never {
+        let Durations { total, load, prompt, eval } = durations;
+        let _ = write!(
+            json,
+            r#","total_duration":{total},"load_duration":{load},"prompt_eval_count":{},"prompt_eval_duration":{prompt},"eval_count":{},"eval_duration":{eval}"#,
+            voice.prompt_tokens, voice.tokens
+        );
+    }
+    json.push(b'}');
+}
+
+/// The message, or the response, of a line.
+fn said(voice: &Voice, range: Range<u32>, json: &mut Vec<u8>) {
     let (key, thoughts) = voice.reasoning;
     let thought = range.start.min(thoughts)..range.end.min(thoughts);
     let said = range.start.max(thoughts)..range.end.max(thoughts);
@@ -37,30 +58,12 @@ pub(super) fn line(voice: &Voice, range: Range<u32>, json: &mut Vec<u8>) {
         json.push(b'"');
     }
     // Ollama says a tool call whole, when it has it.
-    if voice.tool_call && range.end == voice.tokens {
+    if voice.tool_call && !range.is_empty() && range.end == voice.tokens {
         json.extend_from_slice(
             br#","tool_calls":[{"function":{"name":"look_up","arguments":{"query":"word"}}}]"#,
         );
     }
-    json.extend_from_slice(if chat { b"},\"done\":false}" } else { b",\"done\":false}" });
-}
-
-/// The last line, or the only one: then with the text (as it stands inside JSON).
-pub(super) fn last(voice: &Voice, durations: Durations, text: &str, json: &mut Vec<u8>) {
-    let _ = match voice.dialect {
-        Dialect::OllamaChat => write!(json, r#""message":{{"role":"assistant","content":"{text}"}},"#),
-        _ => write!(json, r#""response":"{text}","#),
-    };
-    let _ = write!(json, r#""done":true,"done_reason":"{}""#, voice.finish);
-    if voice.usage != Usage::Never {
-        let Durations { total, load, prompt, eval } = durations;
-        let _ = write!(
-            json,
-            r#","total_duration":{total},"load_duration":{load},"prompt_eval_count":{},"prompt_eval_duration":{prompt},"eval_count":{},"eval_duration":{eval}"#,
-            voice.prompt_tokens, voice.tokens
-        );
-    }
-    json.push(b'}');
+    json.extend_from_slice(if chat { b"}," } else { b"," });
 }
 
 /// The `n`-th of `lines` lines of a pull.
