@@ -12,15 +12,29 @@ pub(crate) fn wall_seconds() -> u64 {
     read(ClockId::Realtime) / 1_000_000_000
 }
 
+/// Two clocks read within this time were read at the same moment.
+const SAME_MOMENT_NS: u64 = 2_000;
+
 /// A stamp of `CLOCK_REALTIME` (the kernel's receive stamps are) on the monotonic clock.
 ///
 /// The distance of the two clocks is read at this moment, so a stamp a few microseconds old is off by no more than what the
-/// wall clock was slewed meanwhile.
+/// wall clock was slewed meanwhile. Where we are interrupted between the readings, they are taken again.
 pub(crate) fn from_wall(wall_ns: u64) -> u64 {
-    let before = now();
-    let wall = read(ClockId::Realtime);
-    let after = now();
-    let monotonic = before + (after - before) / 2;
+    const TRIES: usize = 4;
+    let read_both = || {
+        let before = now();
+        let wall = read(ClockId::Realtime);
+        let took = now() - before;
+        (took, before + took / 2, wall)
+    };
+    let mut best = read_both();
+    for _ in 1..TRIES {
+        if best.0 <= SAME_MOMENT_NS {
+            break;
+        }
+        best = best.min(read_both());
+    }
+    let (_, monotonic, wall) = best;
     monotonic.saturating_add_signed(wall_ns.wrapping_sub(wall) as i64)
 }
 

@@ -158,8 +158,8 @@ pub struct Engine {
     waiting: VecDeque<Sequence>,
     running: Vec<Sequence>,
     iteration: Option<Iteration>,
-    /// Since when nothing runs, if nothing does.
-    idle_since: u64,
+    /// The last turn.
+    turned: u64,
     idle_joules: f64,
 }
 
@@ -171,7 +171,7 @@ impl Engine {
             waiting: VecDeque::new(),
             running: Vec::new(),
             iteration: None,
-            idle_since: now,
+            turned: now,
             idle_joules: 0.0,
         }
     }
@@ -218,7 +218,8 @@ impl Engine {
 
     /// Ends the iteration, if there is one, and begins the next, if there is work.
     ///
-    /// `stamp` gets the power from this moment on and says which moment it is.
+    /// `stamp` gets the power from this moment on and says which moment it is. Time does not run backwards: a moment before the
+    /// last turn counts as that one.
     pub fn turn(&mut self, stamp: impl FnOnce(f64) -> u64, told: &mut Vec<Told>) {
         let ended = self.iteration.take();
         let done: Vec<Work> = self.running.iter().map(|s| s.work).collect();
@@ -229,10 +230,10 @@ impl Engine {
         let plan = self.plan();
         let seconds = plan.map(|work| self.config.seconds.of(work).max(1e-9));
         let drawn = plan.zip(seconds).map_or(0.0, |(work, seconds)| self.config.joules.of(work) / seconds);
-        let at = stamp(self.config.idle_watts + drawn);
+        let at = stamp(self.config.idle_watts + drawn).max(self.turned);
         match ended {
-            Some(ended) => self.settle(&ended, at.max(ended.began), &done, active),
-            None => self.idle_joules += span(self.idle_since, at) * self.config.idle_watts,
+            Some(ended) => self.settle(&ended, at, &done, active),
+            None => self.idle_joules += span(self.turned, at) * self.config.idle_watts,
         }
         self.running.retain(|s| {
             let over = s.is_over();
@@ -241,7 +242,7 @@ impl Engine {
             }
             !over
         });
-        self.idle_since = at;
+        self.turned = at;
         self.iteration = seconds.map(|seconds| Iteration {
             began: at,
             due: at + ((seconds * 1e9) as u64).max(1),

@@ -66,6 +66,8 @@ pub(crate) struct Reactor {
     engine: Option<Engine>,
     live: Option<(Live, usize)>,
     told: Vec<Told>,
+    /// When the last request for the engine came.
+    arrived: u64,
     /// Where the requests in the engine are.
     slots: HashMap<u64, usize>,
     /// Answers given whose joules the engine has yet to tell.
@@ -110,6 +112,7 @@ impl Reactor {
             engine: config.engine.clone().map(|engine| Engine::new(engine, clock::now())),
             live,
             told: Vec::new(),
+            arrived: 0,
             slots: HashMap::new(),
             unsettled: HashMap::new(),
             stalled_until: 0,
@@ -328,6 +331,7 @@ impl Reactor {
                     (Some(engine), true) if answer.in_engine => {
                         engine.arrive(number, served.prompt_tokens, u64::from(served.output_tokens));
                         self.slots.insert(number, slot);
+                        self.arrived = self.arrived.max(served.received);
                     }
                     (_, speaking) => {
                         answer.in_engine = false;
@@ -429,12 +433,13 @@ impl Reactor {
     /// The engine's iteration is over.
     fn turn(&mut self, now: u64) {
         let Some(engine) = &mut self.engine else { return };
-        let due = engine.due().filter(|due| *due > 0).unwrap_or(now);
+        // By the simulation's own time, however late we are; but no request is worked on before it came.
+        let simulated = engine.due().unwrap_or_default().max(self.arrived);
         let live = &mut self.live;
         let stamp = |watts: f64| match live {
             // What the file says is what the board draws, from the moment that it says.
             Some((live, board)) => live.set(*board, watts).unwrap_or(now),
-            None => due,
+            None => simulated,
         };
         engine.turn(stamp, &mut self.told);
     }

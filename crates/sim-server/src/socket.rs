@@ -126,4 +126,36 @@ mod tests {
         // Half a millisecond for the two clocks to drift apart.
         assert!((before - 500_000..sent + 500_000).contains(&received.at), "{before} {received:?} {sent}");
     }
+
+    #[test]
+    fn a_client_gets_a_token_when_the_log_says_it_was_written() {
+        let config = crate::Config { ttft_ms: 5.0, itl_ms: 3.0, tokens: 50, ..crate::Config::default() };
+        let server = crate::Server::start(config).unwrap();
+        let mut client = TcpStream::connect(server.address()).unwrap();
+        ask_for_stamps(client.as_raw_fd());
+        let body = r#"{"prompt": "hello", "stream": true}"#;
+        let length = body.len();
+        let head = format!("POST /v1/completions HTTP/1.1\r\ncontent-length: {length}\r\n\r\n");
+        client.write_all(format!("{head}{body}").as_bytes()).unwrap();
+        let (mut buffer, mut got, mut all) = ([0; 4096], Vec::new(), Vec::new());
+        while !all.ends_with(b"\r\n0\r\n\r\n") {
+            let (read, received) = receive(&client, &mut buffer).unwrap();
+            all.extend_from_slice(&buffer[..read]);
+            got.push(received.at);
+        }
+        let served = (0..1_000)
+            .find_map(|_| {
+                std::thread::sleep(Duration::from_millis(5));
+                server.log().pop()
+            })
+            .unwrap();
+        // Each arrival belongs to the write right before it; a reader that is late misses some.
+        let delays = got.iter().map(|at| {
+            let written = served.written.iter().rev().find(|written| **written <= at + 200_000).unwrap();
+            at.saturating_sub(*written)
+        });
+        let mut delays: Vec<u64> = delays.collect();
+        delays.sort_unstable();
+        assert!(delays[delays.len() / 2] < 1_000_000, "{delays:?}");
+    }
 }

@@ -111,3 +111,18 @@ fn traps_leave_the_engine() {
     let metrics = call(&server, "GET", "/metrics", "").body();
     assert!(metrics.contains("num_requests_running{model_name=\"tiny\"} 0.0"), "{metrics}");
 }
+
+#[test]
+fn nobody_is_worked_on_before_he_came() {
+    let server = start(Config { engine: Some(quick()), tokens: 400, ..Config::default() });
+    let mut first = connect(&server);
+    send(&mut first, "POST", "/v1/chat/completions", &chat_body("#trap=stall:300"));
+    std::thread::sleep(Duration::from_millis(100));
+    // Comes in the stall, when the engine is behind its time.
+    let mut second = connect(&server);
+    send(&mut second, "POST", "/v1/chat/completions", &chat_body("#tokens=3"));
+    assert!(receive(&mut second, Duration::from_secs(30)).is_whole());
+    let served = logged(&server, 1).remove(0);
+    assert_eq!(served.number, 2);
+    assert!(served.scheduled[0] >= served.received + 2_000_000, "{served:?}");
+}
