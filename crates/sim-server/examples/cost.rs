@@ -1,7 +1,7 @@
 //! What the server itself costs: CPU time of its process per request and per token, against a client that only counts bytes.
 //!
 //! `cargo run --release -p wattle-sim-server --example cost` (after `cargo build --release -p wattle-sim-server`).
-//! Counting begins after some requests, so what starting costs is not in it.
+//! With the argument `realtime` the server goes before all ordinary programs. Counting begins after some requests, so what starting costs is not in it.
 #![allow(
     clippy::print_stdout,
     clippy::unwrap_used,
@@ -9,6 +9,7 @@
 )]
 
 use rustix::event::epoll;
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
@@ -47,7 +48,11 @@ fn measure(load: &Load, log: bool) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log.jsonl");
     let program = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("wattle-sim-server");
+    let config = folder.path().join("config.json");
+    let realtime = std::env::args().any(|a| a == "realtime");
+    std::fs::write(&config, format!(r#"{{"realtime": {realtime}}}"#)).unwrap();
     let mut command = Command::new(program);
+    command.arg("--config").arg(config);
     if log {
         command.arg("--log").arg(&path);
     }
@@ -68,8 +73,7 @@ fn measure(load: &Load, log: bool) {
     let began = cpu_ns(&server);
     drive(&mut clients, request.as_bytes(), counted);
     let spent = (cpu_ns(&server) - began) as f64 / counted as f64;
-    std::thread::sleep(std::time::Duration::from_millis(200));
-    server.kill().unwrap();
+    kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
     server.wait().unwrap();
     let late = if log { lateness(&std::fs::read_to_string(path).unwrap()) } else { (f64::NAN, f64::NAN) };
     println!(

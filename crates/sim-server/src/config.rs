@@ -35,6 +35,9 @@ pub struct Config {
     pub load_ms: f64,
     /// From one progress line of `/api/pull` to the next.
     pub pull_step_ms: f64,
+    /// Runs before all ordinary programs (`SCHED_FIFO`), so that deadlines hold on a busy machine. Without the permission for
+    /// it, nothing changes.
+    pub realtime: bool,
     /// Where the log goes, line by line. Without, it is kept for [`crate::Server::log`].
     pub log: Option<PathBuf>,
     /// Whether it is kept. A program that serves for hours does not want that.
@@ -67,6 +70,7 @@ impl Default for Config {
             retry_after_s: 1,
             load_ms: 0.0,
             pull_step_ms: 1.0,
+            realtime: false,
             log: None,
             keep_log: true,
         }

@@ -18,6 +18,7 @@ mod desk;
 mod engine;
 mod http;
 mod log;
+mod priority;
 mod reactor;
 mod served;
 mod socket;
@@ -37,6 +38,10 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How often a program looks whether it is to stop.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// What the thread and its owner share.
 #[derive(Debug, Default)]
@@ -108,16 +113,25 @@ impl Server {
         self.shared.speaking.load(Ordering::Relaxed)
     }
 
-    /// Serves until it fails, for a program that does nothing else.
-    pub fn wait(mut self) -> io::Result<()> {
-        self.thread.take().map_or(Ok(()), join)
+    /// Serves until `stop` or until it fails, for a program that does nothing else. The log is then whole.
+    pub fn wait(mut self, stop: &AtomicBool) -> io::Result<()> {
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        while !stop.load(Ordering::Relaxed) && !thread.is_finished() {
+            std::thread::sleep(LOOK);
+        }
+        self.stop();
+        join(thread)
+    }
+
+    fn stop(&self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        self.stop();
         if let Some(thread) = self.thread.take() {
             let _ = join(thread);
         }

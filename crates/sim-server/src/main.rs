@@ -1,12 +1,17 @@
 //! The simulated server as a program: `wattle-sim-server --listen 127.0.0.1:0 --config F.json --log F.jsonl`.
+//!
+//! It ends on SIGTERM and SIGINT, with its log whole.
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
     reason = "the address is its result; errors go to stderr"
 )]
 
+use signal_hook::consts::{SIGINT, SIGTERM};
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use wattle_sim_server::{Config, Server};
 
 const USAGE: &str = "wattle-sim-server [--listen 127.0.0.1:0] [--config F.json] [--log F.jsonl]";
@@ -23,11 +28,15 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), String> {
     let config = config(std::env::args().skip(1))?;
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT] {
+        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(|e| e.to_string())?;
+    }
     let server = Server::start(config).map_err(|e| format!("cannot start: {e}"))?;
     // The first line is what whoever started us waits for.
     println!("{}", server.address());
     std::io::stdout().flush().map_err(|e| e.to_string())?;
-    server.wait().map_err(|e| e.to_string())
+    server.wait(&stop).map_err(|e| e.to_string())
 }
 
 fn config(mut args: impl Iterator<Item = String>) -> Result<Config, String> {

@@ -8,7 +8,7 @@ use crate::http::{self, Parsed};
 use crate::log::Log;
 use crate::served::{Outcome, Served};
 use crate::trap::Trap;
-use crate::{Config, Shared, clock, socket};
+use crate::{Config, Shared, clock, priority, socket};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with, sockopt};
@@ -73,6 +73,7 @@ pub(crate) struct Reactor {
     /// Answers given whose joules the engine has yet to tell.
     unsettled: HashMap<u64, Served>,
     stalled_until: u64,
+    realtime: bool,
     log: Log,
     /// Ends the server at the end of this round.
     trouble: Option<io::Error>,
@@ -116,6 +117,7 @@ impl Reactor {
             slots: HashMap::new(),
             unsettled: HashMap::new(),
             stalled_until: 0,
+            realtime: config.realtime,
             log: Log::new(&config, Arc::clone(&shared))?,
             trouble: None,
             desk: Desk::new(config),
@@ -134,6 +136,9 @@ impl Reactor {
 
     /// Serves until told to stop.
     pub(crate) fn run(mut self) -> io::Result<()> {
+        if self.realtime {
+            priority::first();
+        }
         let mut events = Vec::with_capacity(EVENTS);
         while !self.shared.stop.load(Ordering::Relaxed) {
             let wait = self.arm()?;

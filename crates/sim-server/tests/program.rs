@@ -1,16 +1,16 @@
 //! The server as a program.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on stops")]
 
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 use wattle_sim_server::Served;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_wattle-sim-server");
 
 #[test]
-fn the_first_line_is_the_address_and_the_log_follows_the_answer() {
+fn the_first_line_is_the_address_and_sigterm_leaves_the_log_whole() {
     let folder = tempfile::tempdir().unwrap();
     let (config, log) = (folder.path().join("config.json"), folder.path().join("log.jsonl"));
     std::fs::write(&config, r#"{"tokens": 3, "engine": {"max_batch": 4}}"#).unwrap();
@@ -33,15 +33,12 @@ fn the_first_line_is_the_address_and_the_log_follows_the_answer() {
     let mut reply = String::new();
     stream.read_to_string(&mut reply).unwrap();
     assert!(reply.contains("the river runs"), "{reply}");
-    let line = (0..1_000).find_map(|_| {
-        std::thread::sleep(Duration::from_millis(10));
-        std::fs::read_to_string(&log).ok()?.lines().next().map(str::to_owned)
-    });
-    let served: Served = serde_json::from_str(&line.unwrap()).unwrap();
+    kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
+    assert!(server.wait().unwrap().success());
+    let text = std::fs::read_to_string(&log).unwrap();
+    let served: Served = serde_json::from_str(text.lines().next().unwrap()).unwrap();
     assert_eq!(served.output_tokens, 3);
     assert!(served.joules.unwrap().total() > 0.0);
-    server.kill().unwrap();
-    server.wait().unwrap();
 }
 
 #[test]
