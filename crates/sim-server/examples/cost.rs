@@ -2,6 +2,10 @@
 //!
 //! `cargo run --release -p wattle-sim-server --example cost` (after `cargo build --release -p wattle-sim-server`).
 //! With the argument `realtime` the server goes before all ordinary programs. Counting begins after some requests, so what starting costs is not in it.
+//!
+//! Seen in November 2026 on two virtual cores that others used too, 64 in flight: 6–13 µs for an answer of 16 tokens that are due together
+//! (0.07–0.15 µs a token at 512), 55–135 µs for 16 tokens 1 ms apart and 2.1–5.1 µs a token at 512: one `send` each, nearly all of it
+//! the kernel's.
 #![allow(
     clippy::print_stdout,
     clippy::unwrap_used,
