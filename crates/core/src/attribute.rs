@@ -145,7 +145,7 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exchange::{Finish, Outcome, Usage};
+    use crate::exchange::{Dated, Finish, Outcome, Usage};
     use proptest::prelude::*;
 
     fn exchange(sent: u64, wait: u64, length: u64) -> Exchange {
@@ -157,6 +157,7 @@ mod tests {
             first_token: Some(first),
             tokens: vec![first],
             done: Stamp::from_nanos(sent + length),
+            dated: Dated::Client,
             usage: Usage::default(),
             outcome: Outcome::Ok { finish: Finish::Stop },
             answer: String::new(),

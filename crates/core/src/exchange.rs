@@ -153,6 +153,27 @@ pub struct Usage {
     pub from: Option<TokensFrom>,
 }
 
+/// Who dated the bytes of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dated {
+    /// The client, when it read them.
+    #[default]
+    Client,
+    /// The kernel, when they came: our own load does not show in them.
+    Kernel,
+}
+
+impl Dated {
+    /// The word used in files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Dated::Client => "client",
+            Dated::Kernel => "kernel",
+        }
+    }
+}
+
 /// One request's life on the client's monotonic clock.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Exchange {
@@ -173,6 +194,9 @@ pub struct Exchange {
     /// When it ended, well or not.
     #[serde(rename = "done_ns")]
     pub done: Stamp,
+    /// Who dated its tokens.
+    #[serde(default)]
+    pub dated: Dated,
     /// Token counts.
     pub usage: Usage,
     /// How it ended.

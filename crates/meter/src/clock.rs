@@ -14,6 +14,11 @@ pub fn wall() -> Wall {
     Wall(nanos(clock_gettime(ClockId::Realtime)) / 1_000_000)
 }
 
+/// Nanoseconds of wall time, to put a stamp of the kernel's on the monotonic clock.
+pub(crate) fn wall_nanos() -> u64 {
+    nanos(clock_gettime(ClockId::Realtime))
+}
+
 /// Time since boot, the time asleep included.
 pub(crate) fn since_boot() -> Seconds {
     #[cfg(target_os = "linux")]

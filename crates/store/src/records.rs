@@ -29,6 +29,7 @@ fn columns() -> Vec<Column> {
         count("completion_tokens", |r| r.exchange.usage.completion),
         count("reasoning_tokens", |r| r.exchange.usage.reasoning),
         count("cached_tokens", |r| r.exchange.usage.cached),
+        text("dated_by", |r| Some(r.exchange.dated.name())).required(),
         text("tokens_from", |r| r.exchange.usage.from.map(TokensFrom::name)),
         share("energy_j", Share::total),
         share("energy_bound_j", |s| s.bound),

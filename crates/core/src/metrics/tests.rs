@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::attribute::Share;
-use crate::exchange::{Exchange, FailureClass, TokensFrom, Usage};
+use crate::exchange::{Dated, Exchange, FailureClass, TokensFrom, Usage};
 use crate::record::{Item, Score, Telemetry};
 use crate::sensor::Perimeter;
 use crate::time::Stamp;
@@ -50,6 +50,7 @@ fn record(i: u64, energy: bool) -> Record {
             first_token: Some(at(first)),
             tokens: vec![at(first), at(done)],
             done: at(done),
+            dated: Dated::Client,
             usage: Usage {
                 prompt: Some(5),
                 completion: Some(11),

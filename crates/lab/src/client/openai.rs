@@ -2,6 +2,9 @@
 //!
 //! Stamps are taken when bytes arrive, before they are parsed. The key comes from the environment or a file and is written nowhere.
 
+mod socket;
+
+use self::socket::{Arrived, Socket};
 use super::{BoxFuture, Client, Driver, Place, Settings};
 use crate::LabError;
 use http_body_util::{BodyExt, Full};
@@ -16,7 +19,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
-use wattle_core::exchange::{Exchange, FailureClass, Finish, Outcome, Request, TokensFrom, Usage};
+use wattle_core::exchange::{Dated, Exchange, FailureClass, Finish, Outcome, Request, TokensFrom, Usage};
 use wattle_core::registry::{About, Opt, nearest};
 use wattle_core::summary::ModelInfo;
 use wattle_core::time::Stamp;
@@ -55,7 +58,14 @@ struct OpenAi {
     key: Option<HeaderValue>,
     model: Option<String>,
     timeout: Duration,
-    idle: Mutex<Vec<SendRequest<Full<Bytes>>>>,
+    idle: Mutex<Vec<Connection>>,
+}
+
+/// A connection to the server.
+struct Connection {
+    sender: SendRequest<Full<Bytes>>,
+    /// When its last bytes came.
+    arrived: Arc<Arrived>,
 }
 
 /// Where the server is.
@@ -117,16 +127,22 @@ impl Endpoint {
         })
     }
 
-    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, Trouble> {
+    async fn connect(&self) -> Result<Connection, Trouble> {
         let connecting = TcpStream::connect((self.host.as_str(), self.port));
         let tcp = tokio::time::timeout(CONNECT_TIMEOUT, connecting)
             .await
             .map_err(|_| Trouble { class: FailureClass::Timeout, error: "connecting took too long".into() })?
             .map_err(Trouble::network)?;
         tcp.set_nodelay(true).map_err(Trouble::network)?;
-        let Some(tls) = &self.tls else { return handshake(TokioIo::new(tcp)).await };
-        let name = ServerName::try_from(self.host.clone()).map_err(Trouble::network)?;
-        handshake(TokioIo::new(tls.connect(name, tcp).await.map_err(Trouble::network)?)).await
+        let (socket, arrived) = Socket::new(tcp);
+        let sender = match &self.tls {
+            None => handshake(TokioIo::new(socket)).await?,
+            Some(tls) => {
+                let name = ServerName::try_from(self.host.clone()).map_err(Trouble::network)?;
+                handshake(TokioIo::new(tls.connect(name, socket).await.map_err(Trouble::network)?)).await?
+            }
+        };
+        Ok(Connection { sender, arrived })
     }
 }
 
@@ -202,12 +218,13 @@ impl OpenAi {
     ) -> Result<(Response<Incoming>, Lease<'_>, Stamp), Trouble> {
         let kept = self.idle.lock().unwrap_or_else(|e| e.into_inner()).pop();
         let mut first_sent = None;
-        if let Some(mut sender) = kept
-            && sender.ready().await.is_ok()
+        if let Some(mut connection) = kept
+            && connection.sender.ready().await.is_ok()
         {
+            let request = self.request(method.clone(), path, body.to_vec())?;
             let sent = clock::now();
-            match sender.send_request(self.request(method.clone(), path, body.to_vec())?).await {
-                Ok(response) => return Ok((response, Lease { pool: self, sender }, sent)),
+            match connection.sender.send_request(request).await {
+                Ok(response) => return Ok((response, Lease { pool: self, connection }, sent)),
                 // A kept connection that is closed at once was closed by the server meanwhile (llama.cpp does so after every
                 // streamed answer, whatever it says): once more on a new one. The query still counts from its first try.
                 Err(error)
@@ -219,13 +236,11 @@ impl OpenAi {
                 Err(error) => return Err(Trouble::network(error)),
             }
         }
-        let mut sender = self.endpoint.connect().await?;
+        let mut connection = self.endpoint.connect().await?;
+        let request = self.request(method, path, body.to_vec())?;
         let sent = first_sent.unwrap_or_else(clock::now);
-        let response = sender
-            .send_request(self.request(method, path, body.to_vec())?)
-            .await
-            .map_err(Trouble::network)?;
-        Ok((response, Lease { pool: self, sender }, sent))
+        let response = connection.sender.send_request(request).await.map_err(Trouble::network)?;
+        Ok((response, Lease { pool: self, connection }, sent))
     }
 
     /// The names of the models the server offers, if it lists them.
@@ -292,7 +307,7 @@ impl OpenAi {
             .and_then(|v| v.to_str().ok())
             .is_some_and(|v| v.starts_with("text/event-stream"));
         let finish = if streamed {
-            read_stream(response.into_body(), exchange).await?
+            read_stream(response.into_body(), &lease.connection.arrived, exchange).await?
         } else {
             let body = whole_body(response, LONGEST_ANSWER).await?;
             let mut finish = None;
@@ -309,12 +324,12 @@ impl OpenAi {
 /// A connection in use; given back when its answer was read to the end, closed otherwise.
 struct Lease<'a> {
     pool: &'a OpenAi,
-    sender: SendRequest<Full<Bytes>>,
+    connection: Connection,
 }
 
 impl Lease<'_> {
     fn give_back(self) {
-        self.pool.idle.lock().unwrap_or_else(|e| e.into_inner()).push(self.sender);
+        self.pool.idle.lock().unwrap_or_else(|e| e.into_inner()).push(self.connection);
     }
 }
 
@@ -332,7 +347,11 @@ async fn whole_body(response: Response<Incoming>, longest: usize) -> Result<Vec<
     Ok(bytes)
 }
 
-async fn read_stream(mut body: Incoming, exchange: &mut Exchange) -> Result<Option<Finish>, Trouble> {
+async fn read_stream(
+    mut body: Incoming,
+    arrived: &Arrived,
+    exchange: &mut Exchange,
+) -> Result<Option<Finish>, Trouble> {
     let mut decoder = sse::Decoder::default();
     let (mut finish, mut trouble) = (None, None);
     let mut take = |data: &[u8], at: Stamp, exchange: &mut Exchange| {
@@ -341,13 +360,15 @@ async fn read_stream(mut body: Incoming, exchange: &mut Exchange) -> Result<Opti
         }
     };
     while let Some(frame) = body.frame().await {
-        let at = clock::now();
+        // Its bytes came no later than this; a piece that came in two is dated by its end.
+        let (at, dated) = arrived.last();
         let frame = frame.map_err(|e| Trouble::network(format!("the answer broke off: {e}")))?;
         if let Some(data) = frame.data_ref() {
+            exchange.dated = dated;
             decoder.push(data, |event| take(event, at, exchange)).map_err(Trouble::protocol)?;
         }
     }
-    let at = clock::now();
+    let (at, _) = arrived.last();
     decoder.finish(|event| take(event, at, exchange)).map_err(Trouble::protocol)?;
     trouble.map_or(Ok(finish), Err)
 }
@@ -440,6 +461,7 @@ impl Client for OpenAi {
                 first_token: None,
                 tokens: Vec::new(),
                 done: now,
+                dated: Dated::Client,
                 usage: Usage::default(),
                 outcome: Outcome::Ok { finish: Finish::Other },
                 answer: String::new(),

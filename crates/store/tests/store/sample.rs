@@ -7,7 +7,7 @@ use wattle_core::account::Account;
 use wattle_core::attribute::{Ledger, Share};
 use wattle_core::command::{Gauge, Phase, Repetition};
 use wattle_core::estimate::Estimate;
-use wattle_core::exchange::{Exchange, FailureClass, Finish, Outcome, TokensFrom, Usage};
+use wattle_core::exchange::{Dated, Exchange, FailureClass, Finish, Outcome, TokensFrom, Usage};
 use wattle_core::metrics::{METRICS, Metric};
 use wattle_core::qualify::Qualification;
 use wattle_core::record::{Item, Record, Score, Telemetry};
@@ -73,6 +73,7 @@ pub(crate) fn record(index: u64) -> Record {
             first_token: Some(at(101)),
             tokens: vec![at(101), at(301), at(501)],
             done: at(601),
+            dated: Dated::Kernel,
             usage: Usage {
                 prompt: Some(11),
                 completion: Some(3),

@@ -28,7 +28,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use wattle_core::exchange::{self, Exchange, FailureClass, Outcome, Request, TokensFrom, Usage};
+use wattle_core::exchange::{self, Dated, Exchange, FailureClass, Outcome, Request, TokensFrom, Usage};
 use wattle_core::registry::{About, nearest};
 use wattle_core::sensor::DeviceKind;
 use wattle_core::summary::ModelInfo;
@@ -234,6 +234,7 @@ fn answer(
             first_token: None,
             tokens: Vec::new(),
             done,
+            dated: Dated::Client,
             usage: Usage {
                 prompt: Some(generated.prompt_tokens as u64),
                 completion: Some(generated.completion_tokens as u64),
@@ -270,6 +271,7 @@ fn failed(due: Stamp, sent: Stamp, error: String) -> Exchange {
         first_token: None,
         tokens: Vec::new(),
         done: clock::now(),
+        dated: Dated::Client,
         usage: Usage::default(),
         outcome: Outcome::Failed { class: FailureClass::Engine, error },
         answer: String::new(),
