@@ -29,7 +29,6 @@ fn columns() -> Vec<Column> {
         count("completion_tokens", |r| r.exchange.usage.completion),
         count("reasoning_tokens", |r| r.exchange.usage.reasoning),
         count("cached_tokens", |r| r.exchange.usage.cached),
-        text("dated_by", |r| Some(r.exchange.dated.name())).required(),
         text("tokens_from", |r| r.exchange.usage.from.map(TokensFrom::name)),
         share("energy_j", Share::total),
         share("energy_bound_j", |s| s.bound),
@@ -57,6 +56,7 @@ fn columns() -> Vec<Column> {
         ordinal("session", |r| Some(r.session)).required(),
         made_text("metadata", |r| (!r.item.metadata.is_empty()).then(|| metadata_json(r))),
         made_text("server", |r| r.exchange.server.as_ref().map(ToString::to_string)),
+        text("dated_by", |r| Some(r.exchange.dated.name())).required(),
     ]
 }
 
