@@ -241,9 +241,12 @@ fn somebody_left_behind_who_writes_on_holds_nothing_up() {
 #[test]
 fn a_program_that_writes_its_notes_anew_loses_none() {
     let bench = Bench::new();
-    let script = r#"echo '{"type":"phase","name":"p","seconds":0}' > $WATTLE_LOG"#;
-    let (summary, _) = exec(&bench, &["--energy", "none", "--repeat", "3"], &["sh", "-c", script]);
-    assert_eq!(summary["phases"]["p"]["count"], 3);
+    // Cut off and shorter, then another file in its place.
+    let script = r#"echo '{"type":"phase","name":"p","seconds":0.0,"more":"than the next"}' > $WATTLE_LOG; sleep 0.3
+        echo '{"type":"phase","name":"p","seconds":0}' > $WATTLE_LOG; sleep 0.3
+        rm $WATTLE_LOG; echo '{"type":"phase","name":"p","seconds":0,"in":"another file"}' > $WATTLE_LOG; sleep 0.3"#;
+    let (summary, _) = exec(&bench, &["--energy", "none", "--repeat", "2"], &["sh", "-c", script]);
+    assert_eq!(summary["phases"]["p"]["count"], 6);
 }
 
 #[test]
