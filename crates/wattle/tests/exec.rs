@@ -91,6 +91,25 @@ fn output_input_and_exit_code_are_the_commands_own() {
 }
 
 #[test]
+fn a_program_that_goes_away_between_runs_takes_nothing_with_it() {
+    let bench = Bench::new();
+    let program = bench.write("once.sh", "#!/bin/sh\nrm \"$0\"\n");
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&program, executable).unwrap();
+    let out = bench.run(&["exec", "--energy", "none", "--name", "x", "--repeat", "3", "--", &program]);
+    assert_fails(&out, 126, "cannot start");
+    let run = bench.path().join("runs/x");
+    assert_eq!(lines(&run, "repetition").len(), 1, "what had finished is kept");
+    assert!(run.join("summary.json").exists());
+    // What was never run leaves nothing.
+    let broken = bench.write("broken.sh", "#!/no/such/interpreter\n");
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&broken, executable).unwrap();
+    assert_fails(&bench.run(&["exec", "--energy", "none", "--", &broken]), 126, "cannot start");
+    assert_eq!(bench.runs().len(), 1);
+}
+
+#[test]
 fn a_signal_is_handed_on_and_the_command_decides() {
     let bench = Bench::new();
     let script = "trap 'echo told; exit 5' TERM; echo ready; while :; do sleep 0.05; done";

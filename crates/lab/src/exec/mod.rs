@@ -18,6 +18,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use watch::Watch;
 use wattle_core::Stamp;
+use wattle_core::event::Event;
 use wattle_core::spec::Spec;
 use wattle_core::summary::{RunInfo, Summary};
 use wattle_meter::{child, clock};
@@ -172,13 +173,14 @@ impl Order {
             }
         };
         let held = self.hold(folder, metering, on_failure, signals).await;
-        if let (Err(LabError::NotStarted { .. } | LabError::Stopped(_)), Target::New(_)) =
-            (&held, &self.target)
-        {
-            // Nothing was run, so there is nothing to keep.
-            let _ = std::fs::remove_dir_all(folder.dir.path());
-            return Err(held.err().unwrap_or(LabError::Stopped(StopCause::Interrupt)));
-        }
+        let held = match held {
+            // Nothing was ever run, so there is nothing to keep.
+            Err(error @ (LabError::NotStarted { .. } | LabError::Stopped(_))) if !was_run(&folder.dir)? => {
+                let _ = std::fs::remove_dir_all(folder.dir.path());
+                return Err(error);
+            }
+            held => held,
+        };
         match (held, sum_up(&folder.dir)) {
             (Ok(code), Ok(summary)) => Ok(Ended { run: folder.dir.path().into(), summary, code }),
             // The command's own end must not be lost over the trouble with our files.
@@ -257,6 +259,13 @@ impl Order {
         watch.close(books)?;
         Ok(code)
     }
+}
+
+/// Whether the command was started, in this session or an earlier one.
+fn was_run(dir: &RunDir) -> Result<bool, LabError> {
+    let mut started = false;
+    dir.replay(|line| started |= matches!(line.event, Event::Started { .. }))?;
+    Ok(started)
 }
 
 /// Makes the tables and the summary.
