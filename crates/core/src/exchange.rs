@@ -4,6 +4,27 @@ use crate::time::{Span, Stamp};
 use crate::units::Seconds;
 use serde::{Deserialize, Serialize};
 
+/// Who says something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Whoever set the model up.
+    System,
+    /// Whoever asks.
+    User,
+    /// The model.
+    Assistant,
+}
+
+/// One thing said in a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Turn {
+    /// By whom.
+    pub role: Role,
+    /// What.
+    pub content: String,
+}
+
 /// What is asked: the same for every client.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {

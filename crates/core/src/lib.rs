@@ -18,6 +18,7 @@ pub mod registry;
 pub mod seen;
 pub mod sensor;
 pub mod shuffle;
+pub mod slo;
 pub mod spec;
 pub mod stats;
 pub mod summary;

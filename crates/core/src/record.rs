@@ -1,7 +1,7 @@
 //! One stored row: the item, its exchange, its share of the energy and its score. Every metric is a function of records.
 
 use crate::attribute::{Ledger, Share};
-use crate::exchange::Exchange;
+use crate::exchange::{Exchange, Turn};
 use crate::sensor::Perimeter;
 use crate::timeline::Level;
 use crate::units::Joules;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// One question of a dataset.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Item {
     /// Position in this run, from 0.
     pub index: u64,
@@ -24,6 +24,18 @@ pub struct Item {
     /// The dataset's other columns.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub metadata: Map<String, Value>,
+    /// The conversation it belongs to: its turns are asked one after the other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conversation: Option<String>,
+    /// What was said before it, part of what the model reads. It stands in the records of the turns before and not here again.
+    #[serde(skip)]
+    pub history: Vec<Turn>,
+    /// Exactly this many tokens of answer, where the dataset says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_tokens: Option<u32>,
+    /// When it is due, in seconds after the first, where the dataset says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub due_s: Option<f64>,
 }
 
 /// How good an answer was, by whom.

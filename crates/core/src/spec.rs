@@ -3,9 +3,26 @@
 //! One name in four places: the key `max_queries` is `max_queries = 10` in `wattle.toml`, `WATTLE_MAX_QUERIES=10` in the
 //! environment, `--max-queries 10` on the command line and `spec.max_queries` in `run.json`.
 
+use crate::arrival::Spread;
 use crate::registry::{Params, nearest};
+use crate::slo::Slo;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+
+/// More requests than this at once are more than the ports of one address.
+pub const MOST_IN_FLIGHT: u32 = 30_000;
+/// Requests a second that make sense.
+const RATES: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
+/// Seconds that make sense where some are needed.
+const TIMES: std::ops::RangeInclusive<f64> = 1e-3..=1e6;
+
+fn rate_range() -> String {
+    "must lie between 0.000001 and 1000000".into()
+}
+
+fn time_range() -> String {
+    "must lie between 0.001 and 1000000".into()
+}
 
 /// Where energy figures may come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -36,6 +53,10 @@ pub struct Spec {
     pub model: Option<String>,
     /// Options of the client.
     pub client_param: Params,
+    /// A server to start for this run and to stop after it: `command`, or `preset` and its options.
+    pub server: Params,
+    /// What the model is told before every question.
+    pub system: Option<String>,
     /// Which dataset is asked.
     pub dataset: String,
     /// Options of the dataset.
@@ -44,8 +65,28 @@ pub struct Spec {
     pub max_queries: Option<u64>,
     /// How answers are scored; by default as the dataset suggests.
     pub scorer: Option<String>,
-    /// Requests in flight at once.
-    pub concurrency: u32,
+    /// Requests in flight at once, at most: by default 1 in a closed loop, and any number in an open one.
+    pub concurrency: Option<u32>,
+    /// Requests a second, whatever becomes of those before: an open loop. Without, a closed one.
+    pub rate: Option<f64>,
+    /// How the gaps of an open loop are spread.
+    pub arrival: Spread,
+    /// Squared coefficient of variation of gamma distributed gaps: 1 is Poisson, more comes in bursts.
+    pub burstiness: f64,
+    /// The rate changes evenly to this one.
+    pub ramp_to: Option<f64>,
+    /// How long that takes, in seconds.
+    pub ramp_s: f64,
+    /// A file with the times at which requests are due: an open loop.
+    pub trace: Option<String>,
+    /// Requests are sent for this long, in seconds, the dataset over and over if it must be.
+    pub duration_s: Option<f64>,
+    /// Keep the load up with further requests, which count nowhere, until the last measured one has ended.
+    pub cooldown: bool,
+    /// What an answer must keep to: `ttft`, `itl`, `latency`, each a time (`500ms`).
+    pub slo: Params,
+    /// Begin every prompt with something of its own, so that no server finds it in a cache; by default as the dataset suggests.
+    pub unique_prefix: Option<bool>,
     /// Extra requests before the measured ones, by default 3, and 5 above 10 B parameters; extra runs of a command, by default none.
     pub warmup: Option<u32>,
     /// At most this many tokens of answer.
@@ -56,6 +97,14 @@ pub struct Spec {
     pub seed: u64,
     /// A request that takes longer, in seconds, has failed.
     pub timeout_s: f64,
+    /// A server that takes longer to accept a connection, in seconds, is not there.
+    pub connect_timeout_s: f64,
+    /// A request whose first token takes longer, in seconds, has failed.
+    pub first_token_timeout_s: Option<f64>,
+    /// An answer of which nothing more came for so long, in seconds, has failed.
+    pub stall_timeout_s: Option<f64>,
+    /// How often a request that the server did not take (429, 502, 503, 504, no connection) is sent again.
+    pub retries: u32,
     /// Give up after this many failed requests in a row; 0 never does.
     pub max_errors: u64,
     /// Where energy figures may come from.
@@ -81,16 +130,32 @@ impl Default for Spec {
             url: None,
             model: None,
             client_param: Params::new(),
+            server: Params::new(),
+            system: None,
             dataset: "builtin".into(),
             dataset_param: Params::new(),
             max_queries: None,
             scorer: None,
-            concurrency: 1,
+            concurrency: None,
+            rate: None,
+            arrival: Spread::default(),
+            burstiness: 1.0,
+            ramp_to: None,
+            ramp_s: 0.0,
+            trace: None,
+            duration_s: None,
+            cooldown: false,
+            slo: Params::new(),
+            unique_prefix: None,
             warmup: None,
             max_tokens: 256,
             temperature: 0.0,
             seed: 1,
             timeout_s: 600.0,
+            connect_timeout_s: 10.0,
+            first_token_timeout_s: None,
+            stall_timeout_s: None,
+            retries: 2,
             max_errors: 10,
             energy: Energy::Auto,
             source: Vec::new(),
@@ -220,9 +285,25 @@ impl Spec {
     /// Refuses values that fit the type and make no sense.
     fn check(&self, key: &str) -> Result<(), String> {
         match key {
-            "concurrency" if self.concurrency != 1 => {
-                Err("only 1 request in flight is supported by this version".into())
+            "concurrency" if self.concurrency.is_some_and(|n| !(1..=MOST_IN_FLIGHT).contains(&n)) => {
+                Err(format!("must lie between 1 and {MOST_IN_FLIGHT}"))
             }
+            "rate" if self.rate.is_some_and(|r| !RATES.contains(&r)) => Err(rate_range()),
+            "ramp_to" if self.ramp_to.is_some_and(|r| !RATES.contains(&r)) => Err(rate_range()),
+            "burstiness" if !(1e-3..=1e3).contains(&self.burstiness) => {
+                Err("must lie between 0.001 and 1000".into())
+            }
+            "ramp_s" if !(0.0..=1e6).contains(&self.ramp_s) => Err("must lie between 0 and 1000000".into()),
+            "duration_s" if self.duration_s.is_some_and(|s| !TIMES.contains(&s)) => Err(time_range()),
+            "connect_timeout_s" if !TIMES.contains(&self.connect_timeout_s) => Err(time_range()),
+            "first_token_timeout_s" if self.first_token_timeout_s.is_some_and(|s| !TIMES.contains(&s)) => {
+                Err(time_range())
+            }
+            "stall_timeout_s" if self.stall_timeout_s.is_some_and(|s| !TIMES.contains(&s)) => {
+                Err(time_range())
+            }
+            "retries" if self.retries > 100 => Err("must be at most 100".into()),
+            "slo" => Slo::parse(&self.slo).map(|_| ()),
             "repeat" if self.repeat == 0 => Err("must be above 0".into()),
             "command" if self.command.first().is_some_and(String::is_empty) => {
                 Err("must name a program".into())
@@ -232,9 +313,7 @@ impl Spec {
             "temperature" if !(0.0..=10.0).contains(&self.temperature) => {
                 Err("must lie between 0 and 10".into())
             }
-            "timeout_s" if !(1e-3..=1e6).contains(&self.timeout_s) => {
-                Err("must lie between 0.001 and 1000000".into())
-            }
+            "timeout_s" if !TIMES.contains(&self.timeout_s) => Err(time_range()),
             // Counters are refreshed every 10 to 500 ms and must be polled faster.
             "interval_ms" if !(0.5..=100.0).contains(&self.interval_ms) => {
                 Err("must lie between 0.5 and 100".into())

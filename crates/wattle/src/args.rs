@@ -102,6 +102,14 @@ pub(crate) struct SpecArgs {
     #[arg(long, value_name = "K=V", value_parser = pair, help_heading = "Model")]
     #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "as_map")]
     client_param: Vec<(String, String)>,
+    /// Option of a server that is started for this run: command="…", or preset=vllm and more; may be repeated
+    #[arg(long, value_name = "K=V", value_parser = pair, help_heading = "Model")]
+    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "as_map")]
+    server: Vec<(String, String)>,
+    /// What the model is told before every question
+    #[arg(long, value_name = "TEXT", help_heading = "Model")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    system: Option<String>,
     /// At most this many tokens of answer [default: 256]
     #[arg(long, value_name = "N", help_heading = "Model")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -130,10 +138,50 @@ pub(crate) struct SpecArgs {
     #[arg(long, value_name = "N", help_heading = "Questions")]
     #[serde(skip_serializing_if = "Option::is_none")]
     seed: Option<u64>,
-    /// Requests in flight at once; this version: 1 [default: 1]
+    /// Begin every prompt with something of its own, so that no server finds it in a cache: true or false [default: as the dataset suggests]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Questions")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unique_prefix: Option<bool>,
+    /// Requests in flight at once, at most [default: 1; with --rate any number]
     #[arg(long, value_name = "N", help_heading = "Load")]
     #[serde(skip_serializing_if = "Option::is_none")]
     concurrency: Option<u32>,
+    /// Requests a second, whatever becomes of those before (open loop)
+    #[arg(long, value_name = "R", help_heading = "Load")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rate: Option<f64>,
+    /// How the gaps of --rate are spread: constant, poisson or gamma [default: poisson]
+    #[arg(long, value_name = "KIND", help_heading = "Load")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    arrival: Option<String>,
+    /// With --arrival gamma: 1 is as poisson, more comes in bursts, less is more even [default: 1]
+    #[arg(long, value_name = "CV2", help_heading = "Load")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    burstiness: Option<f64>,
+    /// The rate changes evenly to this one, in --ramp-s
+    #[arg(long, value_name = "R", help_heading = "Load")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ramp_to: Option<f64>,
+    /// How long that takes, in seconds
+    #[arg(long, value_name = "S", help_heading = "Load")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ramp_s: Option<f64>,
+    /// Requests come when this file says (open loop): JSON lines or CSV with a timestamp
+    #[arg(long, value_name = "FILE", help_heading = "Load")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace: Option<String>,
+    /// Send requests for this long, in seconds, the dataset over and over if it must be
+    #[arg(long, value_name = "S", help_heading = "Load")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    duration_s: Option<f64>,
+    /// Keep the load up with further requests until the last measured one has ended
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Load")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cooldown: Option<bool>,
+    /// What an answer must keep to, counted as goodput: ttft=500ms,itl=50ms,latency=5s
+    #[arg(long, value_name = "K=TIME", value_parser = pair, value_delimiter = ',', help_heading = "Load")]
+    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "as_map")]
+    slo: Vec<(String, String)>,
     /// Extra requests before the measured ones [default: 3, or 5 above 10 B parameters]
     #[arg(long, value_name = "N", help_heading = "Load")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -142,6 +190,22 @@ pub(crate) struct SpecArgs {
     #[arg(long, value_name = "S", help_heading = "Load")]
     #[serde(skip_serializing_if = "Option::is_none")]
     timeout_s: Option<f64>,
+    /// A server that takes longer to accept a connection, in seconds, is not there [default: 10]
+    #[arg(long, value_name = "S", help_heading = "Load")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    connect_timeout_s: Option<f64>,
+    /// A request whose first token takes longer, in seconds, has failed
+    #[arg(long, value_name = "S", help_heading = "Load")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    first_token_timeout_s: Option<f64>,
+    /// An answer of which nothing more came for so long, in seconds, has failed
+    #[arg(long, value_name = "S", help_heading = "Load")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stall_timeout_s: Option<f64>,
+    /// Send a request that the server did not take (429, 502, 503, 504, no connection) again, so often [default: 2]
+    #[arg(long, value_name = "N", help_heading = "Load")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retries: Option<u32>,
     /// Give up after this many failures in a row; 0 never does [default: 10]
     #[arg(long, value_name = "N", help_heading = "Load")]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -41,7 +41,7 @@ fn record(i: u64, energy: bool) -> Record {
             prompt: "?".into(),
             expected: Some("!".into()),
             subject: None,
-            metadata: serde_json::Map::new(),
+            ..Item::default()
         },
         exchange: Exchange {
             response_id: None,

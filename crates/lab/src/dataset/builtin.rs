@@ -60,7 +60,7 @@ fn item(index: u64, at: usize, line: &str) -> Result<Item, LabError> {
         prompt: text("prompt")?,
         expected: Some(text("answer")?),
         subject: Some(text("subject")?),
-        metadata: Map::new(),
+        ..Item::default()
     })
 }
 

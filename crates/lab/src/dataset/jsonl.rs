@@ -97,6 +97,7 @@ impl Jsonl {
             id: optional(&mut row, &self.id, "id")?.unwrap_or_else(|| line.to_string()),
             prompt,
             metadata: row,
+            ..Item::default()
         })
     }
 }
