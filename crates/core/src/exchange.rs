@@ -3,6 +3,7 @@
 use crate::time::{Span, Stamp};
 use crate::units::Seconds;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// Who says something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,11 +30,13 @@ pub struct Turn {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
     /// The model, by the name its server knows.
-    pub model: String,
-    /// What the model reads.
-    pub prompt: String,
+    pub model: Arc<str>,
+    /// What the model reads: the last turn is the question.
+    pub turns: Vec<Turn>,
     /// At most this many tokens of answer.
     pub max_tokens: u32,
+    /// Not fewer tokens either: the model may not stop by itself.
+    pub exact: bool,
     /// 0 is greedy.
     pub temperature: f64,
     /// Seed of the sampler.
@@ -218,6 +221,9 @@ pub struct Exchange {
     /// Who dated its tokens.
     #[serde(default)]
     pub dated: Dated,
+    /// How often it was sent; above 1 if the server did not take it at first. The stamps are those of the last time.
+    #[serde(default = "once")]
+    pub attempts: u32,
     /// Token counts.
     pub usage: Usage,
     /// How it ended.
@@ -230,7 +236,29 @@ pub struct Exchange {
     pub server: Option<serde_json::Value>,
 }
 
+const fn once() -> u32 {
+    1
+}
+
 impl Exchange {
+    /// One that is due then, of which nothing is known yet; left so, it was cancelled.
+    pub fn due(due: Stamp) -> Self {
+        Self {
+            response_id: None,
+            due,
+            sent: due,
+            first_token: None,
+            tokens: Vec::new(),
+            done: due,
+            dated: Dated::Client,
+            attempts: 1,
+            usage: Usage::default(),
+            outcome: Outcome::Failed { class: FailureClass::Cancelled, error: "interrupted".into() },
+            answer: String::new(),
+            server: None,
+        }
+    }
+
     /// In flight: from sent to done.
     pub fn span(&self) -> Span {
         Span::new(self.sent, self.done)

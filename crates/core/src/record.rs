@@ -90,3 +90,46 @@ pub struct Record {
     /// The session's account up to here; `None` without energy.
     pub ledger: Option<Ledger>,
 }
+
+/// Readers of JSON stop at 128 levels; a record adds a few to what it holds.
+const DEEPEST: usize = 100;
+
+impl Record {
+    /// Why this could not be read back from JSON as it is, if that is so.
+    pub fn repeatable(&self) -> Result<(), &'static str> {
+        let share = self.share.map(|s| [s.queue, s.prefill, s.decode, s.shared, s.bound].map(Joules::get));
+        let ledger = self.ledger.map(|l| {
+            let a = l.account;
+            [a.measured, a.bound, a.gain, a.within, a.start.unwrap_or_default(), l.idle, l.billed, l.open]
+                .map(Joules::get)
+        });
+        let t = &self.telemetry;
+        let joules = [t.gpu, t.cpu, t.dram, t.ane].into_iter().flatten().map(Joules::get);
+        let levels = [t.gpu_power, t.gpu_temperature, t.gpu_memory, t.gpu_utilisation, t.cpu_memory];
+        let levels = levels.into_iter().flatten().flat_map(|l| [l.mean, l.median, l.min, l.max]);
+        let single = [
+            self.score.as_ref().map(|s| s.value),
+            self.share.map(|s| s.coverage),
+            self.ledger.map(|l| l.account.coverage),
+            self.item.due_s,
+        ];
+        let mut all =
+            share.into_iter().flatten().chain(ledger.into_iter().flatten()).chain(joules).chain(levels);
+        if !all.all(f64::is_finite) || !single.into_iter().flatten().all(f64::is_finite) {
+            return Err("it holds a number that is none");
+        }
+        let server = self.exchange.server.as_ref();
+        if self.item.metadata.values().chain(server).any(|v| deeper_than(v, DEEPEST)) {
+            return Err("what the dataset or the server says is nested too deeply");
+        }
+        Ok(())
+    }
+}
+
+fn deeper_than(value: &Value, levels: usize) -> bool {
+    match value {
+        Value::Array(all) => levels == 0 || all.iter().any(|v| deeper_than(v, levels - 1)),
+        Value::Object(all) => levels == 0 || all.values().any(|v| deeper_than(v, levels - 1)),
+        _ => false,
+    }
+}

@@ -109,8 +109,29 @@ impl Books {
         self.metered.as_ref().is_some_and(|m| m.panel.is_some())
     }
 
+    /// Writes an event, after all that was put before it.
     pub(crate) fn note(&mut self, event: &Event) -> Result<(), LabError> {
         Ok(self.log.append(clock::wall(), event)?)
+    }
+
+    /// Puts an event down, to be written with the next ones.
+    pub(crate) fn put(&mut self, event: &Event) -> Result<(), LabError> {
+        Ok(self.log.put(clock::wall(), event)?)
+    }
+
+    /// Writes what was put down.
+    pub(crate) fn flush(&mut self) -> Result<(), LabError> {
+        Ok(self.log.flush()?)
+    }
+
+    /// Mean power of the panel in the last second that is known.
+    pub(crate) fn watts(&self) -> Option<f64> {
+        let metered = self.metered.as_ref()?;
+        let panel = metered.panel.as_ref()?;
+        let end = self.known_until();
+        let span = Span::new(end.minus_nanos(1_000_000_000).max(metered.needed_from.min(end)), end);
+        let energy = metered.timeline.energy_of(&panel.sensors, span)?;
+        Some((energy.value() / (span.duration() * energy.coverage())).get()).filter(|w| w.is_finite())
     }
 
     /// Moves readings from the meter to the timeline and to disk.
@@ -118,11 +139,16 @@ impl Books {
         self.metered.as_mut().map_or(Ok(()), Metered::collect)
     }
 
+    /// Until when energy figures are final; without any, for ever.
+    pub(crate) fn known_until(&self) -> Stamp {
+        let panel = self.metered.as_ref().and_then(|m| Some((&m.timeline, m.panel.as_ref()?)));
+        let Some((timeline, panel)) = panel else { return Stamp::from_nanos(u64::MAX) };
+        panel.sensors.iter().map(|s| timeline.known_until(*s).unwrap_or_default()).min().unwrap_or_default()
+    }
+
     /// Whether energy figures up to `at` are final.
     pub(crate) fn knows(&self, at: Stamp) -> bool {
-        let Some(metered) = &self.metered else { return true };
-        let known = |s: &SensorId| metered.timeline.known_until(*s).is_some_and(|k| k >= at);
-        metered.panel.as_ref().is_none_or(|p| p.sensors.iter().all(known))
+        self.known_until() >= at
     }
 
     /// Waits until energy figures up to `at` are final, or will not be.

@@ -45,6 +45,14 @@ pub enum LabError {
     /// The user stopped it before there was anything to save.
     #[error("stopped before anything was measured")]
     Stopped(StopCause),
+    /// The user stopped it and had no time for its files.
+    #[error("stopped at once; what had finished is in {0}: see it with \"wattle report {0}\", go on with \"wattle run --resume {0}\"", .run.display())]
+    Hurried {
+        /// How.
+        cause: StopCause,
+        /// The run folder.
+        run: PathBuf,
+    },
     /// Too many requests failed in a row.
     #[error("{failed} requests in a row failed, the last with: {error}; when that is mended, go on with \"wattle run --resume {}\"", .run.display())]
     GaveUp {

@@ -6,6 +6,7 @@ pub mod dataset;
 mod error;
 pub mod exec;
 mod folder;
+mod http;
 pub mod launch;
 mod metering;
 pub mod run;

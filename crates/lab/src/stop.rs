@@ -1,7 +1,7 @@
 //! The wish to stop, shared by whoever catches signals and whoever must end in good order.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use tokio::sync::Notify;
 
 /// Why a run was stopped.
@@ -20,6 +20,7 @@ pub struct Stop(Arc<State>);
 #[derive(Debug, Default)]
 struct State {
     cause: AtomicU8,
+    hurry: AtomicBool,
     pressed: Notify,
 }
 
@@ -33,6 +34,16 @@ impl Stop {
         self.0.cause.store(code, Ordering::Release);
         // Kept for a waiter that comes later, too.
         self.0.pressed.notify_one();
+    }
+
+    /// There is no time: whoever ends in good order ends at once now, and loses nothing.
+    pub fn hurry(&self) {
+        self.0.hurry.store(true, Ordering::Release);
+    }
+
+    /// Whether there is no time.
+    pub fn hurries(&self) -> bool {
+        self.0.hurry.load(Ordering::Acquire)
     }
 
     /// Whether it was pressed, and why.

@@ -3,6 +3,7 @@
 //! [`source::open`] opens what this machine has, [`Meter::start`] reads it on a thread of its own, [`Meter::drain`] hands the
 //! readings over. What they mean is `wattle_core`'s business.
 
+pub mod alarm;
 pub mod child;
 pub mod clock;
 mod host;

@@ -14,12 +14,16 @@ use wattle_core::record::Record;
 use wattle_core::seen::Seen;
 use wattle_core::time::Wall;
 
+/// More than this is not kept in memory.
+const MOST_BYTES: usize = 1 << 20;
+
 /// Appends to the log.
 #[derive(Debug)]
 pub struct LogWriter {
     file: File,
     path: PathBuf,
-    line: Vec<u8>,
+    /// Put down and not yet written.
+    lines: Vec<u8>,
 }
 
 impl LogWriter {
@@ -33,28 +37,48 @@ impl LogWriter {
             Ok(file)
         };
         let file = open().map_err(|e: io::Error| StoreError::write(&path, e))?;
-        Ok(Self { file, path, line: Vec::new() })
+        Ok(Self { file, path, lines: Vec::new() })
     }
 
-    /// Appends one event, whole or not at all. When this returns the line survives the death of the process; a power cut
-    /// may still take the last seconds, because a sync per line would be part of what is measured.
+    /// Appends one event, and all that was put down before it, whole or not at all. When this returns the line survives the
+    /// death of the process; a power cut may still take the last seconds, because a sync per line would be part of what is measured.
     pub fn append(&mut self, wall: Wall, event: &Event) -> Result<()> {
+        self.put(wall, event)?;
+        self.flush()
+    }
+
+    /// Puts one event down, to be written by the next [`LogWriter::flush`]: one call of the system for many lines.
+    pub fn put(&mut self, wall: Wall, event: &Event) -> Result<()> {
         #[derive(Serialize)]
         struct Stamped<'a> {
             ts: String,
             #[serde(flatten)]
             event: &'a Event,
         }
-        self.line.clear();
-        let stamped = Stamped { ts: wall.to_string(), event };
-        serde_json::to_writer(&mut self.line, &stamped).map_err(|e| StoreError::write(&self.path, e))?;
         if let Event::Record(record) = event {
             // JSON has no NaN, and readers limit nesting: better to hear of it now than when the run is resumed.
-            serde_json::from_slice::<Record>(&self.line)
-                .map_err(|e| StoreError::Unrepeatable { index: record.item.index, why: e.to_string() })?;
+            record
+                .repeatable()
+                .map_err(|why| StoreError::Unrepeatable { index: record.item.index, why: why.to_owned() })?;
         }
-        self.line.push(b'\n');
-        file::append(&mut self.file, &self.line).map_err(|e| StoreError::write(&self.path, e))
+        let before = self.lines.len();
+        let stamped = Stamped { ts: wall.to_string(), event };
+        if let Err(error) = serde_json::to_writer(&mut self.lines, &stamped) {
+            self.lines.truncate(before);
+            return Err(StoreError::write(&self.path, error));
+        }
+        self.lines.push(b'\n');
+        if self.lines.len() >= MOST_BYTES { self.flush() } else { Ok(()) }
+    }
+
+    /// Writes what was put down, whole or not at all.
+    pub fn flush(&mut self) -> Result<()> {
+        if self.lines.is_empty() {
+            return Ok(());
+        }
+        let written = file::append(&mut self.file, &self.lines);
+        self.lines.clear();
+        written.map_err(|e| StoreError::write(&self.path, e))
     }
 }
 

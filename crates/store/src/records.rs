@@ -57,6 +57,8 @@ fn columns() -> Vec<Column> {
         made_text("metadata", |r| (!r.item.metadata.is_empty()).then(|| metadata_json(r))),
         made_text("server", |r| r.exchange.server.as_ref().map(ToString::to_string)),
         text("dated_by", |r| Some(r.exchange.dated.name())).required(),
+        ordinal("attempts", |r| Some(r.exchange.attempts)).required(),
+        text("conversation", |r| r.item.conversation.as_deref()),
     ]
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use wattle_core::metrics::Metric;
 use wattle_core::summary::Summary;
 use wattle_core::units::si;
-use wattle_lab::run::Ended;
+use wattle_lab::run::{Ended, Progress};
 
 /// Where a line ends.
 const WIDTH: usize = 79;
@@ -129,6 +129,29 @@ fn foot(summary: &Summary, run: &Path, report: Option<&Path>) -> String {
         out += &format!("  report  {}\n", report.display());
     }
     out
+}
+
+/// How a run is doing, on one line.
+pub(crate) fn live(progress: &Progress) -> String {
+    let Progress::Load {
+        errors, in_flight, ttft_s, itl_s, watts, joules_per_query, joules_per_token, ..
+    } = progress
+    else {
+        return String::new();
+    };
+    let times = |name: &str, times: &Option<(f64, f64)>| {
+        times.map(|(p50, p99)| format!("{name} {}, p99 {}", si(p50, "s"), si(p99, "s")))
+    };
+    let parts = [
+        (*in_flight > 1).then(|| format!("{in_flight} in flight")),
+        times("TTFT", ttft_s),
+        times("ITL", itl_s),
+        watts.map(|w| si(w, "W")),
+        joules_per_token.map(|j| format!("{}/token", si(j, "J"))),
+        joules_per_query.map(|j| format!("{}/query", si(j, "J"))),
+        (*errors > 0).then(|| format!("{errors} failed")),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join("  ")
 }
 
 fn row(label: &str, metric: &Metric, unit: &str, summary: &Summary) -> String {

@@ -84,6 +84,11 @@ pub const METRICS: &[Definition] = &[
     def("mean_power_w", "W", "energy_j / the time it covers; null below 99 % coverage."),
     def("wh_per_1000_queries", "Wh", "1000 × joules_per_query / 3600."),
     def("prompt_tokens", "1", "Sum of prompt tokens of queries that know them."),
+    def(
+        "cached_tokens",
+        "1",
+        "Those of them that the server says it had in a cache, of queries that know them.",
+    ),
     def("output_tokens", "1", "Sum of output tokens, reasoning included, of queries that know them."),
     def(
         "output_tokens_per_s",
@@ -91,6 +96,22 @@ pub const METRICS: &[Definition] = &[
         "output_tokens / the span from the first request sent to the last one done.",
     ),
     def("queries_per_s", "1/s", "queries / the same span."),
+    def(
+        "goodput_per_s",
+        "1/s",
+        "Whole answers within all limits of --slo / the same span; null without limits.",
+    ),
+    def(
+        "slo_met",
+        "1",
+        "Part of all queries that got a whole answer within all limits of --slo. Wilson interval.",
+    ),
+    def(
+        "mean_in_flight",
+        "1",
+        "Sum of times in flight / the same span: requests at the server at once, on average.",
+    ),
+    def("retried", "1", "Queries that were sent more than once because the server did not take them."),
     def(
         "ttft_s",
         "s",
@@ -100,6 +121,11 @@ pub const METRICS: &[Definition] = &[
         "itl_s",
         "s",
         "Per request: last token minus first token / (output tokens - 1); the mean over tokens, so long answers weigh more.",
+    ),
+    def(
+        "send_lateness_s",
+        "s",
+        "From the moment a request was due to when it was sent: what the client, or its --concurrency, added. 0 in a closed loop, where a request is due when it is sent.",
     ),
     def("latency_s", "s", "From the moment a request was due to its end, over whole answers."),
     def("ipj", "1/J", "Intelligence per joule: accuracy / mean joules per query."),

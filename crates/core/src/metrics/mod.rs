@@ -11,6 +11,7 @@ use crate::attribute::Ledger;
 use crate::estimate::{Estimate, Method};
 use crate::exchange::{Finish, Outcome};
 use crate::record::Record;
+use crate::slo::Slo;
 use crate::stats::{Batches, Histogram, Interval, wilson};
 use crate::time::Span;
 use crate::units::{Joules, Seconds, Watts};
@@ -40,14 +41,20 @@ pub struct Accumulator {
     by_score: Batches<4>,
     /// Joules, tokens: of those of them that know their tokens.
     by_token: Batches<2>,
-    /// Tokens, 1, time since the end of the query before: of all.
-    by_time: Batches<3>,
+    /// Tokens, 1, time since the end of the query before, within the limits, time in flight: of all.
+    by_time: Batches<5>,
     /// Sum, and how many knew.
     prompt_tokens: (u64, u64),
     output_tokens: (u64, u64),
     ttft: Times,
     itl: Times,
     latency: Times,
+    /// From due to sent: what this client itself added.
+    lateness: Times,
+    retried: u64,
+    cached_tokens: (u64, u64),
+    slo: Slo,
+    slo_met: u64,
     ledgers: BTreeMap<u32, Ledger>,
     spans: BTreeMap<u32, Span>,
     method: Option<Method>,
@@ -74,6 +81,10 @@ struct Times {
 }
 
 impl Times {
+    fn middle_and_tail(&self) -> Option<(f64, f64)> {
+        self.histogram.quantile(0.5).zip(self.histogram.quantile(0.99))
+    }
+
     fn push(&mut self, time: Seconds, weight: f64) {
         self.histogram.push(time.get());
         self.batches.push([time.get() * weight, weight]);
@@ -81,6 +92,11 @@ impl Times {
 }
 
 impl Accumulator {
+    /// An empty one that counts answers within these limits.
+    pub fn new(slo: Slo) -> Self {
+        Self { slo, ..Self::default() }
+    }
+
     /// Takes in one record.
     pub fn push(&mut self, record: &Record) {
         let exchange = &record.exchange;
@@ -110,9 +126,15 @@ impl Accumulator {
                 self.by_token.push([joules, tokens as f64]);
             }
         }
-        for (sum, count) in
-            [(&mut self.prompt_tokens, exchange.usage.prompt), (&mut self.output_tokens, tokens)]
-        {
+        let met = self.slo.is_met(exchange);
+        self.slo_met += u64::from(met);
+        self.retried += u64::from(exchange.attempts > 1);
+        self.lateness.push(exchange.sent.since(exchange.due), 1.0);
+        for (sum, count) in [
+            (&mut self.prompt_tokens, exchange.usage.prompt),
+            (&mut self.output_tokens, tokens),
+            (&mut self.cached_tokens, exchange.usage.cached),
+        ] {
             if let Some(count) = count {
                 *sum = (sum.0.saturating_add(count), sum.1 + 1);
             }
@@ -130,7 +152,9 @@ impl Accumulator {
             self.spans.entry(record.session).or_insert_with(|| Span::new(exchange.sent, exchange.sent));
         let since_last = exchange.done.since(span.end());
         *span = Span::new(span.start().min(exchange.sent), span.end().max(exchange.done));
-        self.by_time.push([tokens.unwrap_or(0) as f64, 1.0, since_last.get()]);
+        let in_flight = exchange.span().duration().get();
+        let met = f64::from(u8::from(met));
+        self.by_time.push([tokens.unwrap_or(0) as f64, 1.0, since_last.get(), met, in_flight]);
     }
 
     /// How many queries were taken in.
@@ -163,6 +187,27 @@ impl Accumulator {
         self.by_query.ratio(ENERGY, QUERIES).map(|r| r.value)
     }
 
+    /// Running mean of joules per output token, for progress.
+    pub fn joules_per_token(&self) -> Option<f64> {
+        self.by_token.ratio(0, 1).map(|r| r.value)
+    }
+
+    /// Median and 99th percentile of the time to the first token so far, for progress.
+    pub fn ttft(&self) -> Option<(f64, f64)> {
+        self.ttft.middle_and_tail()
+    }
+
+    /// Median and 99th percentile of the time between tokens so far, for progress.
+    pub fn itl(&self) -> Option<(f64, f64)> {
+        self.itl.middle_and_tail()
+    }
+
+    /// Part of the prompt tokens that servers say they had in a cache, if any says so.
+    pub fn cached(&self) -> Option<f64> {
+        let (cached, known) = self.cached_tokens;
+        (known > 0 && self.prompt_tokens.0 > 0).then(|| cached as f64 / self.prompt_tokens.0 as f64)
+    }
+
     /// The measured span of each session.
     pub fn spans(&self) -> impl Iterator<Item = (u32, Span)> + '_ {
         self.spans.iter().map(|(session, span)| (*session, *span))
@@ -192,20 +237,35 @@ impl Accumulator {
         let accuracy = (self.scored > 0).then(|| self.score / self.scored as f64);
         let ends = accuracy.and(wilson(self.score, self.scored as f64));
         out.put("accuracy", accuracy, ends.map(|e| e.0), ends.map(|e| e.1), self.scored, "score");
-        for (name, (sum, known)) in
-            [("prompt_tokens", self.prompt_tokens), ("output_tokens", self.output_tokens)]
-        {
+        for (name, (sum, known)) in [
+            ("prompt_tokens", self.prompt_tokens),
+            ("cached_tokens", self.cached_tokens),
+            ("output_tokens", self.output_tokens),
+        ] {
             out.put(name, (known > 0).then_some(sum as f64), None, None, known, "count");
         }
         // The times between ends of queries add up to the span.
-        for (name, column, known) in
-            [("output_tokens_per_s", 0, self.output_tokens.1), ("queries_per_s", 1, n)]
-        {
+        let with_slo = if self.slo.is_set() { n } else { 0 };
+        for (name, column, known) in [
+            ("output_tokens_per_s", 0, self.output_tokens.1),
+            ("queries_per_s", 1, n),
+            ("goodput_per_s", 3, with_slo),
+            ("mean_in_flight", 4, n),
+        ] {
             let rate = self.by_time.ratio(column, 2).filter(|_| known > 0);
             let spread = rate.and_then(|r| r.half.map(|h| h / r.value));
             out.direct(name, rate.map(|r| r.value), spread, known, "clock");
         }
-        for (name, times) in [("ttft_s", &self.ttft), ("itl_s", &self.itl), ("latency_s", &self.latency)] {
+        let met = (with_slo > 0).then(|| self.slo_met as f64 / n as f64);
+        let ends = met.and(wilson(self.slo_met as f64, n as f64));
+        out.put("slo_met", met, ends.map(|e| e.0), ends.map(|e| e.1), with_slo, "clock");
+        out.count("retried", self.retried as f64, n);
+        for (name, times) in [
+            ("ttft_s", &self.ttft),
+            ("itl_s", &self.itl),
+            ("latency_s", &self.latency),
+            ("send_lateness_s", &self.lateness),
+        ] {
             out.times(name, times);
         }
 
@@ -234,7 +294,7 @@ impl Accumulator {
         let time = self.ledgers.iter().map(|(session, l)| (*session, l.account.span.duration())).collect();
         out.idle(around, &time, power, (bound, gain), n);
         out.put("energy_coverage", self.coverage(), None, None, n, method);
-        let accounted: Joules = self.ledgers.values().map(|l| l.billed + l.idle).sum();
+        let accounted: Joules = self.ledgers.values().map(Ledger::accounted).sum();
         out.put("attribution_residual", energy.map(|e| (accounted - e) / e), None, None, n, method);
 
         let known = self.by_query.samples();

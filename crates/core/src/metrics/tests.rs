@@ -32,6 +32,7 @@ fn record(i: u64, energy: bool) -> Record {
         },
         idle: Joules::ZERO,
         billed: Joules(10.0 * (i + 1) as f64),
+        open: Joules::ZERO,
     };
     Record {
         session: 0,
@@ -51,6 +52,7 @@ fn record(i: u64, energy: bool) -> Record {
             tokens: vec![at(first), at(done)],
             done: at(done),
             dated: Dated::Client,
+            attempts: 1,
             usage: Usage {
                 prompt: Some(5),
                 completion: Some(11),

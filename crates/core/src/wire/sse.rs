@@ -19,36 +19,56 @@ pub struct Decoder {
 
 impl Decoder {
     /// Feeds bytes as they arrived; calls `on` with the data of every event they complete.
-    pub fn push(&mut self, bytes: &[u8], mut on: impl FnMut(&[u8])) -> Result<(), TooLong> {
-        for &byte in bytes {
-            // A line ends with LF, CR or CRLF; the LF of a CRLF ends nothing more.
-            let was_cr = std::mem::replace(&mut self.after_cr, byte == b'\r');
-            match byte {
-                b'\n' if was_cr => {}
-                b'\n' | b'\r' => self.end_line(&mut on)?,
-                _ if self.line.len() == LONGEST_LINE => return Err(TooLong),
-                _ => self.line.push(byte),
+    pub fn push(&mut self, mut bytes: &[u8], mut on: impl FnMut(&[u8])) -> Result<(), TooLong> {
+        // A line ends with LF, CR or CRLF; the LF of a CRLF ends nothing more.
+        if std::mem::take(&mut self.after_cr) && bytes.first() == Some(&b'\n') {
+            bytes = &bytes[1..];
+        }
+        while let Some(end) = memchr::memchr2(b'\n', b'\r', bytes) {
+            let (line, rest) = (&bytes[..end], &bytes[end + 1..]);
+            let crlf = bytes[end] == b'\r' && rest.first() == Some(&b'\n');
+            self.after_cr = bytes[end] == b'\r' && rest.is_empty();
+            bytes = if crlf { &rest[1..] } else { rest };
+            if self.line.is_empty() {
+                // Most lines come whole and are looked at where they are.
+                self.end_line(line, &mut on)?;
+            } else {
+                self.keep(line)?;
+                let whole = std::mem::take(&mut self.line);
+                let ended = self.end_line(&whole, &mut on);
+                self.line = whole;
+                self.line.clear();
+                ended?;
             }
         }
+        self.keep(bytes)
+    }
+
+    fn keep(&mut self, bytes: &[u8]) -> Result<(), TooLong> {
+        if self.line.len() + bytes.len() > LONGEST_LINE {
+            return Err(TooLong);
+        }
+        self.line.extend_from_slice(bytes);
         Ok(())
     }
 
     /// The end of the stream: an event that lacked its blank line is still an event (many servers forget it).
     pub fn finish(&mut self, mut on: impl FnMut(&[u8])) -> Result<(), TooLong> {
-        if !self.line.is_empty() {
-            self.end_line(&mut on)?;
+        let last = std::mem::take(&mut self.line);
+        if !last.is_empty() {
+            self.end_line(&last, &mut on)?;
         }
         self.end_event(&mut on);
         Ok(())
     }
 
-    fn end_line(&mut self, on: &mut impl FnMut(&[u8])) -> Result<(), TooLong> {
-        if self.line.is_empty() {
+    fn end_line(&mut self, line: &[u8], on: &mut impl FnMut(&[u8])) -> Result<(), TooLong> {
+        if line.is_empty() {
             self.end_event(on);
             return Ok(());
         }
         // Comments (`: …`) and the fields event, id and retry carry nothing we need.
-        if let Some(value) = self.line.strip_prefix(b"data:") {
+        if let Some(value) = line.strip_prefix(b"data:") {
             let value = value.strip_prefix(b" ").unwrap_or(value);
             if self.data.len() + value.len() >= LONGEST_LINE {
                 return Err(TooLong);
@@ -59,7 +79,6 @@ impl Decoder {
             self.data.extend_from_slice(value);
             self.has_data = true;
         }
-        self.line.clear();
         Ok(())
     }
 

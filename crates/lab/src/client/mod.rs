@@ -2,12 +2,15 @@
 
 use crate::LabError;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use wattle_core::exchange::{Exchange, Request};
+use wattle_core::exchange::{Exchange, FailureClass, Outcome, Request};
 use wattle_core::registry::{self, About, Params};
 use wattle_core::sensor::DeviceKind;
 use wattle_core::summary::ModelInfo;
 use wattle_core::time::Stamp;
+use wattle_meter::clock;
 
 pub mod embedded;
 mod openai;
@@ -32,8 +35,70 @@ pub struct Settings {
     pub model: Option<String>,
     /// Its own options.
     pub params: Params,
-    /// A request that takes longer has failed.
-    pub timeout: Duration,
+    /// How long it may take.
+    pub limits: Limits,
+}
+
+/// How long a request may take.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Limits {
+    /// Until there is a connection.
+    pub connect: Duration,
+    /// Until the first token.
+    pub first_token: Option<Duration>,
+    /// From one token to the next.
+    pub stall: Option<Duration>,
+    /// Until its end.
+    pub total: Duration,
+}
+
+impl Limits {
+    /// Waits for `work` on `live`, as long as it keeps to the limits; else says which it broke.
+    pub(crate) async fn hold<T>(&self, live: &Live, work: impl Future<Output = T>) -> Result<T, Outcome> {
+        let began = clock::now();
+        tokio::pin!(work);
+        let timer = tokio::time::sleep(self.next(live, began).0);
+        tokio::pin!(timer);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut work => return Ok(done),
+                () = &mut timer => {}
+            }
+            // Tokens have come meanwhile, perhaps; looking only now costs nothing for each of them.
+            let (left, what) = self.next(live, began);
+            if left.is_zero() {
+                return Err(Outcome::Failed { class: FailureClass::Timeout, error: what });
+            }
+            timer.as_mut().reset(tokio::time::Instant::now() + left);
+        }
+    }
+
+    /// How long until the next limit is broken, and what that would be.
+    fn next(&self, live: &Live, began: Stamp) -> (Duration, String) {
+        let now = clock::now();
+        let left = |since: Stamp, limit: Duration| {
+            limit.saturating_sub(Duration::from_nanos(now.nanos().saturating_sub(since.nanos())))
+        };
+        let last = live.with(|e| e.tokens.last().copied());
+        let ends = |what: &str, key: &str, limit: Duration| {
+            format!("{what} after {} s; raise {key}", limit.as_secs_f64())
+        };
+        let total = (left(began, self.total), ends("no whole answer", "timeout_s", self.total));
+        let other = match (last, self.first_token, self.stall) {
+            (None, Some(limit), _) => {
+                Some((left(began, limit), ends("no first token", "first_token_timeout_s", limit)))
+            }
+            (Some(last), _, Some(limit)) => {
+                Some((left(last, limit), ends("nothing more", "stall_timeout_s", limit)))
+            }
+            _ => None,
+        };
+        match other {
+            Some(other) if other.0 < total.0 => other,
+            _ => total,
+        }
+    }
 }
 
 /// A future that a trait object can return.
@@ -53,6 +118,89 @@ pub enum Place {
     },
 }
 
+/// An exchange under way: its client fills it, and whoever bills it looks at it meanwhile.
+#[derive(Debug)]
+pub struct Live {
+    exchange: Mutex<Exchange>,
+    /// Whether it is with its server now.
+    under_way: AtomicBool,
+    /// Whether it was due at a time of its own; else it is due when it is sent.
+    scheduled: bool,
+}
+
+impl Live {
+    /// One of an open loop, due then.
+    pub fn due(due: Stamp) -> Arc<Self> {
+        Self::new(due, true)
+    }
+
+    /// One of a closed loop, due when it is sent.
+    pub fn now() -> Arc<Self> {
+        Self::new(clock::now(), false)
+    }
+
+    fn new(due: Stamp, scheduled: bool) -> Arc<Self> {
+        let (exchange, under_way) = (Mutex::new(Exchange::due(due)), AtomicBool::new(false));
+        Arc::new(Self { exchange, under_way, scheduled })
+    }
+
+    /// When it was sent, if it is under way, and saw its first token.
+    pub(crate) fn progress(&self) -> (Option<Stamp>, Option<Stamp>) {
+        let under_way = self.under_way.load(Ordering::Relaxed);
+        self.with(|exchange| (under_way.then_some(exchange.sent), exchange.first_token))
+    }
+
+    /// Looks at it, or fills it.
+    pub fn with<T>(&self, f: impl FnOnce(&mut Exchange) -> T) -> T {
+        f(&mut self.exchange.lock().unwrap_or_else(|e| e.into_inner()))
+    }
+
+    /// It was sent.
+    pub fn sent(&self, at: Stamp) {
+        self.under_way.store(true, Ordering::Relaxed);
+        self.with(|exchange| {
+            exchange.sent = at;
+            exchange.done = exchange.done.max(at);
+            if !self.scheduled && exchange.attempts == 1 {
+                exchange.due = at;
+            }
+        });
+    }
+
+    /// It is sent once more: what came of it so far does not count.
+    pub(crate) fn again(&self) {
+        self.under_way.store(false, Ordering::Relaxed);
+        self.with(|exchange| {
+            *exchange = Exchange { attempts: exchange.attempts + 1, ..Exchange::due(exchange.due) };
+        });
+    }
+
+    /// It ended so, now.
+    pub fn ended(&self, outcome: Outcome) {
+        self.with(|exchange| {
+            exchange.done = clock::now();
+            exchange.outcome = outcome;
+        });
+    }
+
+    /// What it is now.
+    pub fn take(&self) -> Exchange {
+        self.with(|exchange| {
+            let due = exchange.due;
+            std::mem::replace(exchange, Exchange::due(due))
+        })
+    }
+}
+
+/// Whether a request that came to nothing is worth sending once more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It has its answer, or would get none the next time either.
+    Final,
+    /// The server did not take it; it may have said how long to wait.
+    Again(Option<Duration>),
+}
+
 /// Answers requests.
 pub trait Client: Send + Sync {
     /// Where the work is done.
@@ -69,9 +217,19 @@ pub trait Client: Send + Sync {
     /// Makes the model ready and says what it is.
     fn prepare(&self) -> BoxFuture<'_, Result<ModelInfo, LabError>>;
 
-    /// Sends one request that was due at `due`. Whatever goes wrong is an outcome of the exchange. Dropping the future cancels
-    /// the request.
-    fn send<'a>(&'a self, request: &'a Request, due: Stamp) -> BoxFuture<'a, Exchange>;
+    /// Opens as many connections as there will be requests at once, so that none is opened while something is timed. That it
+    /// cannot is seen when requests are sent.
+    fn connect(&self, _requests: u32) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+
+    /// Sends one request. Whatever comes of it, good or bad, is in `live`. Dropping the future cancels the request.
+    fn send<'a>(&'a self, request: &'a Request, live: &'a Arc<Live>) -> BoxFuture<'a, Verdict>;
+
+    /// How many connections were opened so far, where there are any.
+    fn connections(&self) -> Option<u64> {
+        None
+    }
 
     /// Lets go of what it holds.
     fn close(&self) -> BoxFuture<'_, Result<(), LabError>>;

@@ -1,181 +1,56 @@
-//! Any server that speaks OpenAI's chat completions, streaming: vLLM, SGLang, llama.cpp, TGI, LM Studio, OpenAI itself.
-//!
-//! Stamps are taken when bytes arrive, before they are parsed. The key comes from the environment or a file and is written nowhere.
+//! Any server that speaks OpenAI's chat completions or completions, streaming: vLLM, SGLang, llama.cpp, TGI, LM Studio, OpenAI.
 
-mod socket;
-
-use self::socket::{Arrived, Socket};
-use super::{BoxFuture, Client, Driver, Place, Settings};
+use super::{BoxFuture, Client, Driver, Limits, Live, Place, Settings, Verdict};
 use crate::LabError;
-use http_body_util::{BodyExt, Full};
-use hyper::body::{Bytes, Incoming};
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
-use hyper::{Method, Response, Uri};
-use hyper_util::rt::TokioIo;
-use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
-use std::sync::{Arc, Mutex};
+use crate::http::{Again, Answer, Endpoint, Http, KEY_VARIABLE, Trouble, Version, read_key, refusal};
+use hyper::Method;
+use hyper::header::CONTENT_TYPE;
+use serde_json::{Map, Value};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
-use wattle_core::exchange::{Dated, Exchange, FailureClass, Finish, Outcome, Request, TokensFrom, Usage};
-use wattle_core::registry::{About, Opt, nearest};
+use wattle_core::exchange::{Exchange, FailureClass, Finish, Outcome, Request, TokensFrom};
+use wattle_core::registry::{About, Opt, Params, nearest};
 use wattle_core::summary::ModelInfo;
 use wattle_core::time::Stamp;
-use wattle_core::wire::openai::{self as wire, Malformed};
+use wattle_core::wire::openai::{self as wire, Api, CapKey, Malformed};
 use wattle_core::wire::sse;
 use wattle_meter::clock;
 
 /// More than this is not an answer.
 const LONGEST_ANSWER: usize = 64 << 20;
-/// More of an error body nobody reads.
-const LONGEST_ERROR: usize = 64 << 10;
 /// More than this is not a list of models.
 const LONGEST_LISTING: usize = 4 << 20;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// A connection that was closed before the request came shows it sooner; later, the server had begun to work.
-const STALE: Duration = Duration::from_millis(100);
 /// A server that is well lists its models sooner.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(30);
-/// The environment variable that holds the key, as everywhere.
-const KEY_VARIABLE: &str = "OPENAI_API_KEY";
 
 pub(super) const DRIVER: Driver = Driver {
     about: About {
         name: "openai",
         about: "an OpenAI-compatible server at --url (vLLM, SGLang, llama.cpp, TGI, LM Studio, OpenAI); key from OPENAI_API_KEY or key_file",
-        options: &[Opt {
-            key: "key_file",
-            about: "file with the API key (environment variable OPENAI_API_KEY)",
-        }],
+        options: &[
+            Opt { key: "key_file", about: "file with the API key (environment variable OPENAI_API_KEY)" },
+            Opt { key: "api", about: "chat, or completions: the prompt as it is, without a template (chat)" },
+            Opt {
+                key: "cap",
+                about: "key of the token cap: max_tokens or max_completion_tokens (max_tokens)",
+            },
+            Opt { key: "body", about: "more of each request, a JSON object; null takes a key away" },
+            Opt {
+                key: "http",
+                about: "1, or 2: up to a hundred requests on a connection, tokens dated when read (1)",
+            },
+        ],
     },
     open: |settings| Ok(Box::new(OpenAi::open(settings)?)),
 };
 
 struct OpenAi {
-    endpoint: Endpoint,
-    key: Option<HeaderValue>,
+    http: Http,
     model: Option<String>,
-    timeout: Duration,
-    idle: Mutex<Vec<Connection>>,
-}
-
-/// A connection to the server.
-struct Connection {
-    sender: SendRequest<Full<Bytes>>,
-    /// When its last bytes came.
-    arrived: Arc<Arrived>,
-}
-
-/// Where the server is.
-struct Endpoint {
-    url: String,
-    host: String,
-    port: u16,
-    /// What the Host header says.
-    authority: HeaderValue,
-    /// Path before `/chat/completions`, without a slash at its end.
-    base: String,
-    tls: Option<TlsConnector>,
-}
-
-/// Something went wrong on the way to an answer.
-struct Trouble {
-    class: FailureClass,
-    error: String,
-}
-
-impl Trouble {
-    fn network(error: impl std::fmt::Display) -> Self {
-        Self { class: FailureClass::Network, error: error.to_string() }
-    }
-
-    fn protocol(error: impl std::fmt::Display) -> Self {
-        Self { class: FailureClass::Protocol, error: error.to_string() }
-    }
-}
-
-impl Endpoint {
-    fn parse(url: &str) -> Result<Self, LabError> {
-        let bad =
-            |why: &str| LabError::Usage(format!("--url {url}: {why}; for example http://127.0.0.1:8000/v1"));
-        let uri: Uri = url.parse().map_err(|_| bad("not a URL"))?;
-        let (tls, usual_port) = match uri.scheme_str() {
-            Some("http") => (None, 80),
-            Some("https") => (Some(tls()), 443),
-            _ => return Err(bad("must start with http:// or https://")),
-        };
-        let authority = uri.authority().ok_or_else(|| bad("names no host"))?;
-        if authority.as_str().contains('@') {
-            return Err(bad("must not hold a password; give the key by OPENAI_API_KEY or key_file"));
-        }
-        if uri.query().is_some() {
-            return Err(bad("must not hold a query; give the key by OPENAI_API_KEY or key_file"));
-        }
-        let base = match uri.path().trim_end_matches('/') {
-            "" => "/v1",
-            path => path.strip_suffix("/chat/completions").unwrap_or(path),
-        };
-        Ok(Self {
-            url: url.to_owned(),
-            host: authority.host().trim_matches(['[', ']']).to_owned(),
-            port: authority.port_u16().unwrap_or(usual_port),
-            authority: HeaderValue::from_str(authority.as_str()).map_err(|_| bad("not a URL"))?,
-            base: base.to_owned(),
-            tls,
-        })
-    }
-
-    async fn connect(&self) -> Result<Connection, Trouble> {
-        let connecting = TcpStream::connect((self.host.as_str(), self.port));
-        let tcp = tokio::time::timeout(CONNECT_TIMEOUT, connecting)
-            .await
-            .map_err(|_| Trouble { class: FailureClass::Timeout, error: "connecting took too long".into() })?
-            .map_err(Trouble::network)?;
-        tcp.set_nodelay(true).map_err(Trouble::network)?;
-        let (socket, arrived) = Socket::new(tcp);
-        let sender = match &self.tls {
-            None => handshake(TokioIo::new(socket)).await?,
-            Some(tls) => {
-                let name = ServerName::try_from(self.host.clone()).map_err(Trouble::network)?;
-                handshake(TokioIo::new(tls.connect(name, socket).await.map_err(Trouble::network)?)).await?
-            }
-        };
-        Ok(Connection { sender, arrived })
-    }
-}
-
-async fn handshake<T>(io: T) -> Result<SendRequest<Full<Bytes>>, Trouble>
-where
-    T: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
-{
-    let (sender, connection) = http1::handshake(io).await.map_err(Trouble::network)?;
-    // Ends by itself when the sender is dropped or the server hangs up; errors reach the request in flight.
-    tokio::spawn(connection);
-    Ok(sender)
-}
-
-fn tls() -> TlsConnector {
-    let roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-    TlsConnector::from(Arc::new(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth()))
-}
-
-fn read_key(settings: &Settings) -> Result<Option<HeaderValue>, LabError> {
-    let key = match settings.params.get("key_file") {
-        Some(path) => Some(
-            std::fs::read_to_string(path)
-                .map_err(|e| LabError::Client(format!("cannot read the key file {path}: {e}")))?,
-        ),
-        None => std::env::var(KEY_VARIABLE).ok().filter(|k| !k.trim().is_empty()),
-    };
-    key.map(|key| {
-        let mut value = HeaderValue::from_str(&format!("Bearer {}", key.trim()))
-            .map_err(|_| LabError::Client("the API key holds characters that no header can carry".into()))?;
-        value.set_sensitive(true);
-        Ok(value)
-    })
-    .transpose()
+    limits: Limits,
+    api: Api,
+    cap: CapKey,
+    more: Map<String, Value>,
 }
 
 impl OpenAi {
@@ -183,86 +58,45 @@ impl OpenAi {
         let url = settings.url.as_deref().ok_or_else(|| {
             LabError::Usage("client \"openai\" needs its server: --url http://127.0.0.1:8000/v1".into())
         })?;
+        let version = Version::parse(&settings.params)?;
+        let endpoint = Endpoint::parse(url, version, "/v1", &["/chat/completions", "/completions"])?;
         Ok(Self {
-            endpoint: Endpoint::parse(url)?,
-            key: read_key(settings)?,
+            http: Http::new(endpoint, read_key(&settings.params)?, settings.limits.connect),
             model: settings.model.clone(),
-            timeout: settings.timeout,
-            idle: Mutex::new(Vec::new()),
+            limits: settings.limits,
+            api: choice(&settings.params, "api", &[("chat", Api::Chat), ("completions", Api::Completions)])?,
+            cap: choice(
+                &settings.params,
+                "cap",
+                &[("max_tokens", CapKey::MaxTokens), ("max_completion_tokens", CapKey::MaxCompletionTokens)],
+            )?,
+            more: match settings.params.get("body") {
+                None => Map::new(),
+                Some(text) => serde_json::from_str(text)
+                    .map_err(|e| LabError::Usage(format!("body={text}: not a JSON object: {e}")))?,
+            },
         })
-    }
-
-    fn request(
-        &self,
-        method: Method,
-        path: &str,
-        body: Vec<u8>,
-    ) -> Result<hyper::Request<Full<Bytes>>, Trouble> {
-        let mut builder = hyper::Request::builder()
-            .method(method)
-            .uri(format!("{}{path}", self.endpoint.base))
-            .header(HOST, self.endpoint.authority.clone())
-            .header(CONTENT_TYPE, "application/json");
-        if let Some(key) = &self.key {
-            builder = builder.header(AUTHORIZATION, key.clone());
-        }
-        builder.body(Full::new(Bytes::from(body))).map_err(Trouble::protocol)
-    }
-
-    /// Sends on a kept connection or a new one.
-    async fn call(
-        &self,
-        method: Method,
-        path: &str,
-        body: &[u8],
-    ) -> Result<(Response<Incoming>, Lease<'_>, Stamp), Trouble> {
-        let kept = self.idle.lock().unwrap_or_else(|e| e.into_inner()).pop();
-        let mut first_sent = None;
-        if let Some(mut connection) = kept
-            && connection.sender.ready().await.is_ok()
-        {
-            let request = self.request(method.clone(), path, body.to_vec())?;
-            let sent = clock::now();
-            match connection.sender.send_request(request).await {
-                Ok(response) => return Ok((response, Lease { pool: self, connection }, sent)),
-                // A kept connection that is closed at once was closed by the server meanwhile (llama.cpp does so after every
-                // streamed answer, whatever it says): once more on a new one. The query still counts from its first try.
-                Err(error)
-                    if (error.is_incomplete_message() || error.is_canceled())
-                        && clock::now().since(sent).get() < STALE.as_secs_f64() =>
-                {
-                    first_sent = Some(sent);
-                }
-                Err(error) => return Err(Trouble::network(error)),
-            }
-        }
-        let mut connection = self.endpoint.connect().await?;
-        let request = self.request(method, path, body.to_vec())?;
-        let sent = first_sent.unwrap_or_else(clock::now);
-        let response = connection.sender.send_request(request).await.map_err(Trouble::network)?;
-        Ok((response, Lease { pool: self, connection }, sent))
     }
 
     /// The names of the models the server offers, if it lists them.
     async fn models(&self) -> Result<Option<Vec<String>>, Trouble> {
         let asking = async {
-            let (response, lease, _) = self.call(Method::GET, "/models", b"").await?;
-            let status = response.status();
-            let body = whole_body(response, LONGEST_LISTING).await?;
-            lease.give_back();
-            Ok((status, body))
+            let answer = self.http.call(Method::GET, "/models", Vec::new(), None).await?;
+            Ok((answer.response.status(), answer.body(LONGEST_LISTING).await?))
         };
         let (status, body) = tokio::time::timeout(HEALTH_TIMEOUT, asking).await.unwrap_or_else(|_| {
             let error = format!("nothing came within {} s", HEALTH_TIMEOUT.as_secs());
-            Err(Trouble { class: FailureClass::Timeout, error })
+            Err(Trouble::new(FailureClass::Timeout, error))
         })?;
         match status.as_u16() {
-            401 | 403 => Err(Trouble {
-                class: FailureClass::Server,
-                error: format!("the server refuses the key (HTTP {}); set {KEY_VARIABLE}", status.as_u16()),
-            }),
+            401 | 403 => Err(Trouble::new(
+                FailureClass::Server,
+                format!("the server refuses the key (HTTP {}); set {KEY_VARIABLE}", status.as_u16()),
+            )),
+            // llama.cpp and others say so while they load.
+            503 => Err(Trouble::new(FailureClass::Server, "the server is not ready yet (HTTP 503)")),
             200 => {
-                let list: serde_json::Value = serde_json::from_slice(&body).map_err(Trouble::protocol)?;
+                let list: Value = serde_json::from_slice(&body).map_err(Trouble::protocol)?;
                 let names = list["data"].as_array().map(|models| {
                     models.iter().filter_map(|m| m["id"].as_str().map(str::to_owned)).collect::<Vec<_>>()
                 });
@@ -273,8 +107,8 @@ impl OpenAi {
     }
 
     fn unwell(&self, trouble: Trouble) -> LabError {
-        let Trouble { class, error } = trouble;
-        let url = &self.endpoint.url;
+        let Trouble { class, error, .. } = trouble;
+        let url = self.http.url();
         LabError::Client(match class {
             FailureClass::Server => format!("{url}: {error}"),
             FailureClass::Protocol => {
@@ -286,72 +120,37 @@ impl OpenAi {
         })
     }
 
-    async fn exchange(&self, request: &Request, exchange: &mut Exchange) -> Result<Finish, Trouble> {
-        let body = wire::body(request).to_string();
-        let (response, lease, sent) = self.call(Method::POST, "/chat/completions", body.as_bytes()).await?;
-        exchange.sent = sent;
-        let status = response.status();
-        if !status.is_success() {
-            let body = whole_body(response, LONGEST_ERROR).await?;
-            lease.give_back();
-            let text = serde_json::from_slice(&body)
-                .map_or_else(|_| String::from_utf8_lossy(&body).trim().to_owned(), |v| wire::error_text(&v));
-            return Err(Trouble {
-                class: FailureClass::Server,
-                error: format!("HTTP {}: {text}", status.as_u16()),
-            });
+    async fn exchange(&self, request: &Request, live: &Live) -> Result<Finish, Trouble> {
+        let body = wire::body(request, self.api, self.cap, &self.more);
+        let answer = self.http.call(Method::POST, self.api.path(), body, Some(live)).await?;
+        if !answer.response.status().is_success() {
+            return Err(refusal(answer, wire::error_text).await);
         }
-        let streamed = response
-            .headers()
-            .get(CONTENT_TYPE)
-            .and_then(|v| v.to_str().ok())
-            .is_some_and(|v| v.starts_with("text/event-stream"));
-        let finish = if streamed {
-            read_stream(response.into_body(), &lease.connection.arrived, exchange).await?
+        let kind = answer.response.headers().get(CONTENT_TYPE).and_then(|v| v.to_str().ok());
+        let finish = if kind.is_some_and(|v| v.starts_with("text/event-stream")) {
+            read_stream(answer, live).await?
         } else {
-            let body = whole_body(response, LONGEST_ANSWER).await?;
+            let body = answer.body(LONGEST_ANSWER).await?;
             let mut finish = None;
-            take_chunk(&body, None, exchange, &mut finish)?;
+            live.with(|exchange| take_chunk(&body, None, exchange, &mut finish))?;
             finish
         };
-        lease.give_back();
         finish.ok_or_else(|| {
             Trouble::protocol("the answer broke off: the stream ended without a finish reason")
         })
     }
 }
 
-/// A connection in use; given back when its answer was read to the end, closed otherwise.
-struct Lease<'a> {
-    pool: &'a OpenAi,
-    connection: Connection,
+/// One of several words, the first if none is given.
+fn choice<T: Copy>(params: &Params, key: &str, all: &[(&str, T)]) -> Result<T, LabError> {
+    let Some(given) = params.get(key) else { return Ok(all[0].1) };
+    all.iter().find(|(word, _)| word == given).map(|(_, value)| *value).ok_or_else(|| {
+        let words: Vec<&str> = all.iter().map(|(word, _)| *word).collect();
+        LabError::Usage(format!("{key}={given}: there is {}", words.join(" and ")))
+    })
 }
 
-impl Lease<'_> {
-    fn give_back(self) {
-        self.pool.idle.lock().unwrap_or_else(|e| e.into_inner()).push(self.connection);
-    }
-}
-
-async fn whole_body(response: Response<Incoming>, longest: usize) -> Result<Vec<u8>, Trouble> {
-    let mut body = response.into_body();
-    let mut bytes = Vec::new();
-    while let Some(frame) = body.frame().await {
-        if let Some(data) = frame.map_err(Trouble::network)?.data_ref() {
-            if bytes.len() + data.len() > longest {
-                return Err(Trouble::protocol(format!("the server's answer is longer than {longest} bytes")));
-            }
-            bytes.extend_from_slice(data);
-        }
-    }
-    Ok(bytes)
-}
-
-async fn read_stream(
-    mut body: Incoming,
-    arrived: &Arrived,
-    exchange: &mut Exchange,
-) -> Result<Option<Finish>, Trouble> {
+async fn read_stream(mut answer: Answer<'_>, live: &Live) -> Result<Option<Finish>, Trouble> {
     let mut decoder = sse::Decoder::default();
     let (mut finish, mut trouble) = (None, None);
     let mut take = |data: &[u8], at: Stamp, exchange: &mut Exchange| {
@@ -359,17 +158,25 @@ async fn read_stream(
             trouble = take_chunk(data, Some(at), exchange, &mut finish).err();
         }
     };
-    while let Some(frame) = body.frame().await {
-        // Its bytes came no later than this; a piece that came in two is dated by its end.
-        let (at, dated) = arrived.last();
-        let frame = frame.map_err(|e| Trouble::network(format!("the answer broke off: {e}")))?;
-        if let Some(data) = frame.data_ref() {
+    let traffic = answer.traffic().cloned();
+    // Its bytes came no later than this; a piece that came in two is dated by its end.
+    let came = || traffic.as_ref().map_or_else(|| (clock::now(), Default::default()), |t| t.came());
+    while let Some(data) = answer.piece().await? {
+        let (at, dated) = came();
+        live.with(|exchange| {
             exchange.dated = dated;
-            decoder.push(data, |event| take(event, at, exchange)).map_err(Trouble::protocol)?;
-        }
+            decoder.push(&data, |event| take(event, at, exchange))
+        })
+        .map_err(Trouble::protocol)?;
     }
-    let (at, _) = arrived.last();
-    decoder.finish(|event| take(event, at, exchange)).map_err(Trouble::protocol)?;
+    let (at, _) = came();
+    live.with(|exchange| {
+        // Its last bytes are its end.
+        exchange.done = at;
+        decoder.finish(|event| take(event, at, exchange))
+    })
+    .map_err(Trouble::protocol)?;
+    answer.give_back();
     trouble.map_or(Ok(finish), Err)
 }
 
@@ -383,7 +190,7 @@ fn take_chunk(
     let chunk = match wire::parse(data) {
         Ok(Some(chunk)) => chunk,
         Ok(None) => return Ok(()),
-        Err(Malformed::Server(error)) => return Err(Trouble { class: FailureClass::Server, error }),
+        Err(Malformed::Server(error)) => return Err(Trouble::new(FailureClass::Server, error)),
         Err(shape) => return Err(Trouble::protocol(shape)),
     };
     if let Some(at) = at.filter(|_| chunk.has_token) {
@@ -394,26 +201,20 @@ fn take_chunk(
         return Err(Trouble::protocol("the answer is longer than 64 MiB"));
     }
     exchange.answer.push_str(&chunk.content);
-    exchange.response_id = exchange.response_id.take().or(chunk.id);
+    if exchange.response_id.is_none() {
+        exchange.response_id = chunk.id.map(Into::into);
+    }
     exchange.usage = chunk.usage.unwrap_or(exchange.usage);
-    exchange.server = chunk.timings.or(exchange.server.take());
+    if chunk.timings.is_some() {
+        exchange.server = chunk.timings;
+    }
     *finish = chunk.finish.or(*finish);
     Ok(())
 }
 
 impl Client for OpenAi {
     fn place(&self) -> Place {
-        let Endpoint { host, port, .. } = &self.endpoint;
-        // An address is this machine's if a socket can be bound to it; nothing is sent.
-        let ours = |address: SocketAddr| {
-            address.ip().to_canonical().is_loopback() || UdpSocket::bind((address.ip(), 0)).is_ok()
-        };
-        let found = (host.as_str(), *port).to_socket_addrs();
-        if found.is_ok_and(|mut all| all.any(ours)) {
-            Place::ThisHost
-        } else {
-            Place::Elsewhere { host: host.clone() }
-        }
+        self.http.endpoint().place()
     }
 
     fn health(&self) -> BoxFuture<'_, Result<(), LabError>> {
@@ -451,83 +252,54 @@ impl Client for OpenAi {
         })
     }
 
-    fn send<'a>(&'a self, request: &'a Request, due: Stamp) -> BoxFuture<'a, Exchange> {
+    fn connect(&self, requests: u32) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            let now = clock::now();
-            let mut exchange = Exchange {
-                response_id: None,
-                due,
-                sent: now,
-                first_token: None,
-                tokens: Vec::new(),
-                done: now,
-                dated: Dated::Client,
-                usage: Usage::default(),
-                outcome: Outcome::Ok { finish: Finish::Other },
-                answer: String::new(),
-                server: None,
-            };
-            let outcome = tokio::time::timeout(self.timeout, self.exchange(request, &mut exchange)).await;
-            exchange.done = clock::now();
-            exchange.outcome = match outcome {
-                Ok(Ok(finish)) => Outcome::Ok { finish },
-                Ok(Err(Trouble { class, error })) => Outcome::Failed { class, error },
-                Err(_) => Outcome::Failed {
-                    class: FailureClass::Timeout,
-                    error: format!("no whole answer after {} s; raise timeout_s", self.timeout.as_secs_f64()),
-                },
-            };
-            // A server that sends no usage leaves only the pieces to count; the label says so.
-            if exchange.usage.completion.is_none() && !exchange.tokens.is_empty() {
-                exchange.usage.completion = Some(exchange.tokens.len() as u64);
-                exchange.usage.from = Some(TokensFrom::Chunks);
-            }
-            exchange
+            // What goes wrong here goes wrong again with the first request, and is told there.
+            let _ = self.http.connect(requests as usize).await;
         })
+    }
+
+    fn send<'a>(&'a self, request: &'a Request, live: &'a Arc<Live>) -> BoxFuture<'a, Verdict> {
+        Box::pin(async move {
+            live.sent(clock::now());
+            let mut verdict = Verdict::Final;
+            match self.limits.hold(live, self.exchange(request, live)).await {
+                // The end is dated by its last bytes, which a whole answer in one piece does not tell.
+                Ok(Ok(finish)) if live.with(|e| e.first_token.is_some()) => {
+                    live.with(|e| e.outcome = Outcome::Ok { finish });
+                }
+                Ok(Ok(finish)) => live.ended(Outcome::Ok { finish }),
+                Ok(Err(Trouble { class, error, again })) => {
+                    // What has begun to answer is at work.
+                    verdict = match again {
+                        _ if live.with(|e| e.first_token.is_some()) => Verdict::Final,
+                        Again::No => Verdict::Final,
+                        Again::Soon => Verdict::Again(None),
+                        Again::After(wait) => Verdict::Again(Some(wait)),
+                    };
+                    live.ended(Outcome::Failed { class, error });
+                }
+                Err(overdue) => live.ended(overdue),
+            }
+            live.with(|exchange| {
+                // A server that sends no usage leaves only the pieces to count; the label says so.
+                if exchange.usage.completion.is_none() && !exchange.tokens.is_empty() {
+                    exchange.usage.completion = Some(exchange.tokens.len() as u64);
+                    exchange.usage.from = Some(TokensFrom::Chunks);
+                }
+            });
+            verdict
+        })
+    }
+
+    fn connections(&self) -> Option<u64> {
+        Some(self.http.opened())
     }
 
     fn close(&self) -> BoxFuture<'_, Result<(), LabError>> {
         Box::pin(async {
-            self.idle.lock().unwrap_or_else(|e| e.into_inner()).clear();
+            self.http.close();
             Ok(())
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn urls_are_understood_or_refused() {
-        let base = |url: &str| Endpoint::parse(url).map(|e| (e.host, e.port, e.base)).ok();
-        let is = |host: &str, port, base: &str| Some((host.to_owned(), port, base.to_owned()));
-        assert_eq!(base("http://127.0.0.1:8000"), is("127.0.0.1", 8000, "/v1"));
-        assert_eq!(base("http://[::1]:8000/v1/"), is("::1", 8000, "/v1"));
-        assert_eq!(base("https://api.example.com/openai/v1"), is("api.example.com", 443, "/openai/v1"));
-        assert_eq!(base("http://h/v1/chat/completions"), is("h", 80, "/v1"));
-        for wrong in [
-            "127.0.0.1:8000",
-            "ftp://x",
-            "http://",
-            "http://user:secret@h/v1",
-            "http://h/v1?key=secret",
-            "not a url",
-        ] {
-            assert!(base(wrong).is_none(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn only_loopback_is_this_host() {
-        let place = |url: &str| {
-            let settings = Settings { url: Some(url.into()), ..Settings::default() };
-            OpenAi::open(&settings).unwrap().place()
-        };
-        assert_eq!(place("http://localhost:1"), Place::ThisHost);
-        assert_eq!(place("http://[::1]:1"), Place::ThisHost);
-        assert_eq!(place("http://0.0.0.0:1"), Place::ThisHost);
-        assert_eq!(place("http://192.0.2.7:1"), Place::Elsewhere { host: "192.0.2.7".into() });
-        assert_eq!(place("http://gpu1.invalid:1"), Place::Elsewhere { host: "gpu1.invalid".into() });
     }
 }

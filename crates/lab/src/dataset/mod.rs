@@ -61,6 +61,8 @@ pub struct Census {
     pub items: u64,
     /// Whether any has an expected answer.
     pub answers: bool,
+    /// Whether items say when they are due.
+    pub scheduled: bool,
     /// SHA-256 over the prompts, each with its length before it.
     pub sha256: String,
 }
@@ -68,15 +70,16 @@ pub struct Census {
 /// Reads a dataset once.
 pub fn census(dataset: &dyn Dataset) -> Result<Census, LabError> {
     let mut hash = Sha256::new();
-    let (mut items, mut answers) = (0, false);
+    let (mut items, mut answers, mut scheduled) = (0, false, false);
     for item in dataset.items()? {
         let item = item?;
         hash.update((item.prompt.len() as u64).to_le_bytes());
         hash.update(item.prompt.as_bytes());
         answers |= item.expected.is_some();
+        scheduled |= item.due_s.is_some();
         items += 1;
     }
-    Ok(Census { items, answers, sha256: hex(&hash.finalize()) })
+    Ok(Census { items, answers, scheduled, sha256: hex(&hash.finalize()) })
 }
 
 /// Lower-case hexadecimal.

@@ -1,65 +1,105 @@
-//! The desk of one session: finished exchanges wait here until their energy is known, and leave as records.
+//! The desk of one session: requests in flight are watched here, and ended ones wait until their energy is known, to leave as
+//! records.
 //!
-//! Memory is flat: the timeline forgets what no waiting exchange needs, and a record is on disk before the next one is looked at.
+//! Memory is flat in the number of requests: the timeline forgets what nothing in flight or waiting needs, and a record leaves for
+//! the disk as soon as it is whole.
 
-use super::{Observer, Progress};
-use crate::LabError;
+use super::lateness::Lateness;
+use super::{Observer, Order, Progress};
 use crate::books::{Books, Metered, PATIENCE_NS, PUMP};
+use crate::client::{Client, Live, Place};
 use crate::metering::Metering;
+use crate::{LabError, Stop};
 use serde_json::json;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
-use wattle_core::attribute::{Ledger, Share};
+use wattle_core::attribute::{Ledger, Share, Splitter, View};
 use wattle_core::event::Event;
 use wattle_core::metrics::Accumulator;
 use wattle_core::record::{Item, Record, Score, Telemetry};
 use wattle_core::sensor::{DeviceKind, Perimeter, Quantity, SensorId};
-use wattle_core::spec::Spec;
-use wattle_core::{Exchange, Joules, Stamp};
+use wattle_core::slo::Slo;
+use wattle_core::{Exchange, Joules, Seconds, Stamp};
 use wattle_meter::clock;
 use wattle_store::RunDir;
+
+/// How often whoever watches hears of it.
+const SHOW: Seconds = Seconds(0.2);
 
 pub(super) struct Desk {
     run: PathBuf,
     books: Books,
-    ledger: Option<Ledger>,
-    pending: VecDeque<Pending>,
+    splitter: Option<Splitter>,
+    flights: HashMap<u64, Watched>,
+    landed: HashMap<u64, Landed>,
+    /// What happened to them, in the order of time, as far as the splitter has not heard of it.
+    happened: BTreeMap<(Stamp, Moment, u64), ()>,
     pumped: Stamp,
+    shown: Stamp,
+    lateness: Lateness,
     /// Failures since the last success, at most as many as make the run give up. They become rows when something succeeds or
     /// the run ends; if it gives up because of them, or is killed, they are asked again when it is resumed.
     failures: Vec<Record>,
     give_up_after: u64,
     so_far: Accumulator,
-    total: u64,
+    total: Option<u64>,
     done: u64,
 }
 
-struct Pending {
-    item: Item,
-    exchange: Exchange,
-    score: Option<Score>,
+/// What happens to a request, in the order in which it does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Moment {
+    /// It was not taken, and waits to be sent again.
+    Withdrawn,
+    Sent,
+    FirstToken,
+    Done,
+}
+
+/// A request in flight, and what of it was told.
+struct Watched {
+    live: Arc<Live>,
+    sent: Option<Stamp>,
+    first: bool,
+}
+
+/// A request that has ended.
+pub(super) struct Landed {
+    pub(super) number: u64,
+    pub(super) item: Item,
+    pub(super) exchange: Exchange,
+    pub(super) score: Option<Score>,
+    /// Whether it is one of the run's queries.
+    pub(super) counts: bool,
+    /// When it could have been sent.
+    pub(super) ready: Stamp,
 }
 
 impl Desk {
-    /// Opens the books of session number `session` of a run of `queries`.
+    /// Opens the books of session number `session`.
     pub(super) fn open(
         dir: &RunDir,
         session: u32,
-        queries: u64,
+        order: &Order,
         metering: Metering,
-        spec: &Spec,
     ) -> Result<Self, LabError> {
+        let slo = Slo::parse(&order.spec.slo).map_err(LabError::Usage)?;
         Ok(Self {
             run: dir.path().into(),
-            books: Books::open(dir, session, queries, metering)?,
-            ledger: None,
-            pending: VecDeque::new(),
+            books: Books::open(dir, session, order.census.items, metering)?,
+            splitter: None,
+            flights: HashMap::new(),
+            landed: HashMap::new(),
+            happened: BTreeMap::new(),
             pumped: clock::now(),
+            shown: clock::now(),
+            lateness: Lateness::new(order.is_open()),
             failures: Vec::new(),
-            give_up_after: spec.max_errors,
-            so_far: Accumulator::default(),
-            total: queries,
+            give_up_after: order.spec.max_errors,
+            so_far: Accumulator::new(slo),
+            total: order.total(),
             done: 0,
         })
     }
@@ -85,137 +125,240 @@ impl Desk {
     /// From here on queries are counted and the past is forgotten.
     pub(super) fn start_queries(&mut self, done: u64) {
         self.done = done;
+        self.lateness.start();
         if let Some(metered) = self.books.metered() {
             metered.needed_from = clock::now();
         }
     }
 
-    /// Waits for `what`, collecting readings and writing records meanwhile.
-    pub(super) async fn pump_while<T>(
-        &mut self,
-        what: impl Future<Output = T>,
-        observe: &mut Observer<'_>,
-    ) -> Result<T, LabError> {
+    /// Waits for `what`, collecting readings meanwhile.
+    pub(super) async fn pump_while<T>(&mut self, what: impl Future<Output = T>) -> Result<T, LabError> {
         tokio::pin!(what);
         loop {
             tokio::select! {
                 biased;
                 out = &mut what => return Ok(out),
-                () = tokio::time::sleep(PUMP) => self.pump(observe)?,
+                () = tokio::time::sleep(PUMP) => self.books.collect()?,
             }
         }
     }
 
-    /// Takes in a finished exchange.
-    pub(super) fn take(
+    /// A request is about to be sent.
+    pub(super) fn take_off(&mut self, number: u64, live: &Arc<Live>) {
+        if self.books.has_energy() {
+            self.flights.insert(number, Watched { live: Arc::clone(live), sent: None, first: false });
+        }
+    }
+
+    /// The next request is late because as many as may are in flight.
+    pub(super) fn held_back(&mut self, is: bool) {
+        self.lateness.held_back |= is;
+    }
+
+    /// A request has ended.
+    pub(super) fn land(&mut self, landed: Landed, observe: &mut Observer<'_>) -> Result<(), LabError> {
+        self.lateness.push(landed.ready, landed.exchange.sent);
+        let number = landed.number;
+        let Some(watched) = self.flights.remove(&number) else {
+            return if landed.counts { self.settle(landed, Bill::default(), observe) } else { Ok(()) };
+        };
+        let Exchange { sent, first_token, done, .. } = landed.exchange;
+        if watched.sent.is_none() {
+            self.happened.insert((sent, Moment::Sent, number), ());
+        }
+        if let Some(first) = first_token.filter(|_| !watched.first) {
+            self.happened.insert((first, Moment::FirstToken, number), ());
+        }
+        self.happened.insert((done, Moment::Done, number), ());
+        self.landed.insert(number, landed);
+        Ok(())
+    }
+
+    /// Pumps if the time has come: while answers come faster than the pump's own timer is looked at, this is where it runs.
+    pub(super) fn pump_if_due(
         &mut self,
-        item: Item,
-        exchange: Exchange,
-        score: Option<Score>,
+        in_flight: usize,
         observe: &mut Observer<'_>,
     ) -> Result<(), LabError> {
-        self.ledger.get_or_insert_with(|| Ledger::open(exchange.sent));
-        self.pending.push_back(Pending { item, exchange, score });
-        // While answers come faster than the pump's sleep ends, this is where it runs.
-        if !self.books.has_energy() || clock::now().since(self.pumped).get() >= PUMP.as_secs_f64() {
-            self.pump(observe)?;
+        match clock::now().since(self.pumped).get() >= PUMP.as_secs_f64() {
+            true => self.pump(in_flight, observe),
+            false => Ok(()),
+        }
+    }
+
+    /// Collects readings, makes records of what is known, writes them and shows how far it is.
+    pub(super) fn pump(&mut self, in_flight: usize, observe: &mut Observer<'_>) -> Result<(), LabError> {
+        self.pumped = clock::now();
+        self.books.collect()?;
+        self.watch();
+        let until = self.books.known_until().max(self.pumped.minus_nanos(PATIENCE_NS));
+        self.tell(until, observe)?;
+        self.books.flush()?;
+        if self.pumped.since(self.shown).get() >= SHOW.get() {
+            self.show(in_flight, observe);
         }
         Ok(())
     }
 
-    /// Waits until every exchange is a record.
-    pub(super) async fn settle_all(&mut self, observe: &mut Observer<'_>) -> Result<(), LabError> {
-        while !self.pending.is_empty() {
-            self.pump(observe)?;
-            if !self.pending.is_empty() {
+    /// Looks at what is in flight.
+    fn watch(&mut self) {
+        let mut oldest = self.pumped;
+        for (number, watched) in &mut self.flights {
+            let (sent, first) = watched.live.progress();
+            match (watched.sent, sent) {
+                (None, Some(sent)) => {
+                    self.happened.insert((sent, Moment::Sent, *number), ());
+                }
+                // Its place at the server is free until it is sent again.
+                (Some(_), None) => {
+                    self.happened.insert((self.pumped, Moment::Withdrawn, *number), ());
+                    watched.first = false;
+                }
+                _ => {}
+            }
+            watched.sent = sent;
+            if let Some(first) = first.filter(|_| !watched.first && sent.is_some()) {
+                self.happened.insert((first, Moment::FirstToken, *number), ());
+                watched.first = true;
+            }
+            oldest = sent.map_or(oldest, |sent| oldest.min(sent));
+        }
+        let waiting = self.landed.values().map(|l| l.exchange.sent).min();
+        if let Some(metered) = self.books.metered() {
+            metered.needed_from = waiting.map_or(oldest, |w| w.min(oldest)).max(metered.needed_from);
+        }
+    }
+
+    /// Tells the splitter what happened up to `until`, and makes records of those that ended.
+    fn tell(&mut self, until: Stamp, observe: &mut Observer<'_>) -> Result<(), LabError> {
+        while let Some(entry) = self.happened.first_entry().filter(|e| e.key().0 <= until) {
+            let ((at, what, number), ()) = entry.remove_entry();
+            let Some(metered) = self.books.metered() else { continue };
+            let Some(panel) = &metered.panel else { continue };
+            let view = View { timeline: &metered.timeline, sensors: &panel.sensors };
+            let splitter = self.splitter.get_or_insert_with(|| Splitter::open(at));
+            match what {
+                Moment::Withdrawn => splitter.withdraw(number, at, view),
+                Moment::Sent => splitter.sent(number, at, view),
+                Moment::FirstToken => splitter.first_token(number, at, view),
+                Moment::Done => {
+                    let Some(landed) = self.landed.remove(&number) else { continue };
+                    if !landed.counts {
+                        splitter.withdraw(number, at, view);
+                        continue;
+                    }
+                    let share = splitter.done(number, &landed.exchange, view);
+                    let bill = Bill {
+                        share,
+                        perimeter: share.map(|_| panel.perimeter),
+                        telemetry: telemetry(metered, &landed.exchange, share),
+                        ledger: Some(splitter.ledger()),
+                    };
+                    self.settle(landed, bill, observe)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until every ended exchange is a record, unless there is no time for that.
+    pub(super) async fn settle_all(
+        &mut self,
+        stop: &Stop,
+        observe: &mut Observer<'_>,
+    ) -> Result<(), LabError> {
+        while !self.landed.is_empty() && !stop.hurries() {
+            self.pump(0, observe)?;
+            if !self.landed.is_empty() {
                 tokio::time::sleep(PUMP).await;
             }
         }
-        self.write_failures(observe)
-    }
-
-    /// The user stopped it: what is finished still waits for the reading that ends its window.
-    pub(super) async fn interrupted(&mut self, observe: &mut Observer<'_>) -> Result<(), LabError> {
-        self.note(&Event::plain("interrupted"))?;
-        self.settle_all(observe).await
-    }
-
-    /// Stops the meter and writes what is left, then the session's last lines.
-    pub(super) fn close(mut self, alone: bool, observe: &mut Observer<'_>) -> Result<(), LabError> {
-        let stopped = self.books.stop_meter()?;
-        while let Some(pending) = self.pending.pop_front() {
-            self.settle(pending, observe)?;
-        }
-        // If the run gave up, the failures that made it do so were dropped already.
-        self.write_failures(observe)?;
-        self.books.close(stopped, alone)
-    }
-
-    fn pump(&mut self, observe: &mut Observer<'_>) -> Result<(), LabError> {
-        self.pumped = clock::now();
-        self.books.collect()?;
-        while let Some(front) = self.pending.front() {
-            let done = front.exchange.done;
-            if !self.books.knows(done) && clock::now() < done.plus_nanos(PATIENCE_NS) {
-                break;
-            }
-            if let Some(pending) = self.pending.pop_front() {
-                self.settle(pending, observe)?;
-            }
-        }
+        self.write_failures()?;
+        self.books.flush()?;
+        self.show(0, observe);
         Ok(())
     }
 
-    /// Makes a record of an exchange and writes it.
-    fn settle(&mut self, pending: Pending, observe: &mut Observer<'_>) -> Result<(), LabError> {
-        let Pending { item, exchange, score } = pending;
-        let bill = match self.books.metered() {
-            Some(metered) => bill(metered, self.ledger.as_mut(), &exchange),
-            None => Bill::default(),
-        };
+    /// The user stopped it: what is finished still waits for the reading that ends its window.
+    pub(super) async fn interrupted(
+        &mut self,
+        stop: &Stop,
+        observe: &mut Observer<'_>,
+    ) -> Result<(), LabError> {
+        self.note(&Event::plain("interrupted"))?;
+        self.flights.clear();
+        self.settle_all(stop, observe).await
+    }
+
+    /// Stops the meter and writes what is left, then the session's last lines.
+    pub(super) fn close(mut self, client: &dyn Client, observe: &mut Observer<'_>) -> Result<(), LabError> {
+        let stopped = self.books.stop_meter()?;
+        self.tell(Stamp::from_nanos(u64::MAX), observe)?;
+        // If the run gave up, the failures that made it do so were dropped already.
+        self.write_failures()?;
+        if let Some(load) = self.lateness.event(client.connections()) {
+            self.note(&load)?;
+        }
+        self.books.flush()?;
+        self.books.close(stopped, client.place() == Place::Here)
+    }
+
+    /// Makes a record of an exchange.
+    fn settle(&mut self, landed: Landed, bill: Bill, observe: &mut Observer<'_>) -> Result<(), LabError> {
+        let Landed { item, exchange, score, .. } = landed;
         let Bill { share, perimeter, telemetry, ledger } = bill;
         let session = self.books.session;
         let record = Record { session, item, exchange, share, perimeter, telemetry, score, ledger };
         let Some(error) = record.exchange.outcome.error() else {
-            self.write_failures(observe)?;
-            return self.write(record, observe);
+            self.write_failures()?;
+            return self.write(record);
         };
         let index = record.item.index;
         self.note(&Event::with("query_failed", json!({ "index": index, "error": error })))?;
         if self.give_up_after == 0 {
-            return self.write(record, observe);
+            return self.write(record);
         }
         self.failures.push(record);
         let failed = self.failures.len() as u64;
         if failed == self.give_up_after {
             let last = self.failures.pop().and_then(|r| r.exchange.outcome.error().map(str::to_owned));
             self.failures.clear();
-            self.pending.clear();
+            self.landed.clear();
+            self.happened.clear();
             let error = last.unwrap_or_default();
             self.note(&Event::with("gave_up", json!({ "failed": failed, "error": error })))?;
+            self.show(0, observe);
             return Err(LabError::GaveUp { failed, error, run: self.run.clone() });
         }
         Ok(())
     }
 
-    fn write_failures(&mut self, observe: &mut Observer<'_>) -> Result<(), LabError> {
-        for record in std::mem::take(&mut self.failures) {
-            self.write(record, observe)?;
-        }
+    fn write_failures(&mut self) -> Result<(), LabError> {
+        std::mem::take(&mut self.failures).into_iter().try_for_each(|record| self.write(record))
+    }
+
+    fn write(&mut self, record: Record) -> Result<(), LabError> {
+        self.so_far.push(&record);
+        self.books.put(&Event::Record(Box::new(record)))?;
+        self.done += 1;
         Ok(())
     }
 
-    fn write(&mut self, record: Record, observe: &mut Observer<'_>) -> Result<(), LabError> {
-        self.so_far.push(&record);
-        self.note(&Event::Record(Box::new(record)))?;
-        self.done += 1;
-        observe(Progress::Query {
+    fn show(&mut self, in_flight: usize, observe: &mut Observer<'_>) {
+        self.shown = clock::now();
+        let seconds = self.shown.since(self.lateness.began()).get();
+        observe(Progress::Load {
             done: self.done,
             total: self.total,
             errors: self.so_far.errors(),
+            in_flight,
+            seconds,
+            ttft_s: self.so_far.ttft(),
+            itl_s: self.so_far.itl(),
+            watts: self.books.watts(),
             joules_per_query: self.so_far.joules_per_query(),
+            joules_per_token: self.so_far.joules_per_token(),
         });
-        Ok(())
     }
 }
 
@@ -226,21 +369,6 @@ struct Bill {
     perimeter: Option<Perimeter>,
     telemetry: Telemetry,
     ledger: Option<Ledger>,
-}
-
-/// The share of an exchange, entered into the ledger.
-fn bill(metered: &mut Metered, ledger: Option<&mut Ledger>, exchange: &Exchange) -> Bill {
-    metered.needed_from = exchange.done;
-    let (Some(panel), Some(ledger)) = (&metered.panel, ledger) else {
-        return Bill { telemetry: telemetry(metered, exchange, None), ..Bill::default() };
-    };
-    let share = ledger.bill(exchange, &metered.timeline, &panel.sensors);
-    Bill {
-        share,
-        perimeter: share.map(|_| panel.perimeter),
-        telemetry: telemetry(metered, exchange, share),
-        ledger: Some(*ledger),
-    }
 }
 
 fn telemetry(metered: &Metered, exchange: &Exchange, share: Option<Share>) -> Telemetry {

@@ -2,9 +2,12 @@
 //! score, attribute, save, teardown. Resuming is the same with the finished queries left out.
 
 mod desk;
+mod lateness;
+mod plan;
 mod session;
+mod waker;
 
-use crate::client::{self, Client};
+use crate::client::{self, Client, Limits};
 use crate::dataset::{self, Census, Dataset};
 use crate::folder::{Destination, Folder};
 use crate::metering::Metering;
@@ -13,7 +16,7 @@ use crate::{LabError, Stop, StopCause, summarize};
 use session::Session;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use wattle_core::spec::{Layer, Spec};
+use wattle_core::spec::{Layer, MOST_IN_FLIGHT, Spec};
 use wattle_core::summary::{ModelInfo, RunInfo, Summary};
 use wattle_meter::clock;
 use wattle_store::RunDir;
@@ -38,7 +41,16 @@ pub enum What {
 }
 
 /// Settings that may be other ones when a run is resumed, because they do not change what is measured.
-pub const RESUMABLE: &[&str] = &["url", "client_param", "timeout_s", "max_errors"];
+pub const RESUMABLE: &[&str] = &[
+    "url",
+    "client_param",
+    "timeout_s",
+    "connect_timeout_s",
+    "first_token_timeout_s",
+    "stall_timeout_s",
+    "retries",
+    "max_errors",
+];
 
 /// What is going on, for whoever shows it.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,21 +61,33 @@ pub enum Progress {
     Start {
         /// The run's folder.
         run: PathBuf,
-        /// How many queries the run has.
-        total: u64,
+        /// How many queries the run has; `None` if it goes by time.
+        total: Option<u64>,
         /// How many were finished before.
         done: u64,
     },
-    /// Another query is finished and saved.
-    Query {
-        /// How many are finished.
+    /// How far the queries are; a few times a second.
+    Load {
+        /// How many are finished and saved.
         done: u64,
         /// Of how many.
-        total: u64,
+        total: Option<u64>,
         /// How many of them failed.
         errors: u64,
-        /// Mean joules per query so far.
+        /// How many are in flight.
+        in_flight: usize,
+        /// Since the queries began.
+        seconds: f64,
+        /// Median and 99th percentile so far.
+        ttft_s: Option<(f64, f64)>,
+        /// Median and 99th percentile so far.
+        itl_s: Option<(f64, f64)>,
+        /// Power of the last second.
+        watts: Option<f64>,
+        /// Mean so far.
         joules_per_query: Option<f64>,
+        /// Mean so far.
+        joules_per_token: Option<f64>,
     },
 }
 
@@ -162,8 +186,33 @@ impl Order {
             url: self.spec.url.clone(),
             model: self.spec.model.clone(),
             params: self.spec.client_param.clone(),
-            timeout: Duration::from_secs_f64(self.spec.timeout_s),
+            limits: Limits {
+                connect: Duration::from_secs_f64(self.spec.connect_timeout_s),
+                first_token: self.spec.first_token_timeout_s.map(Duration::from_secs_f64),
+                stall: self.spec.stall_timeout_s.map(Duration::from_secs_f64),
+                total: Duration::from_secs_f64(self.spec.timeout_s),
+            },
         }
+    }
+
+    /// Whether requests are sent when they are due, whatever became of those before.
+    fn is_open(&self) -> bool {
+        self.spec.rate.is_some() || self.spec.trace.is_some() || self.census.scheduled
+    }
+
+    /// How many requests may be in flight.
+    fn cap(&self) -> usize {
+        let usual = if self.is_open() { MOST_IN_FLIGHT } else { 1 };
+        self.spec.concurrency.unwrap_or(usual) as usize
+    }
+
+    /// How many queries the run has; `None` if it goes by time.
+    fn total(&self) -> Option<u64> {
+        self.spec.duration_s.is_none().then_some(self.census.items)
+    }
+
+    fn unique_prefix(&self) -> bool {
+        self.spec.unique_prefix.unwrap_or(false)
     }
 
     async fn carry_out(
@@ -206,8 +255,14 @@ impl Order {
                 &made
             }
         };
-        let session = Session { order: self, client, model: &model, stop, past };
+        let run_id = dir.info()?.run_id;
+        let name = model.name.as_str().into();
+        let mark = &run_id[..run_id.len().min(8)];
+        let session = Session { order: self, client, model: &model, stop, past, name, mark };
         let held = session.hold(dir, metering, observe).await;
+        if let Some(cause) = stop.cause().filter(|_| stop.hurries()) {
+            return Err(LabError::Hurried { cause, run: dir.path().into() });
+        }
         observe(Progress::Stage("writing the files"));
         let ended = self.wrap_up(dir, held.as_ref().ok().copied().flatten());
         // The session's own trouble comes first; the files were still written as far as that went.

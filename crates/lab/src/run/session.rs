@@ -1,16 +1,23 @@
 //! One uninterrupted stretch of a run: idle baseline, warm-up, queries. A resumed run has several.
 
-use super::desk::Desk;
+use super::desk::{Desk, Landed};
+use super::plan::{Next, Plan, Unit};
+use super::waker::Waker;
 use super::{Observer, Order, Progress, Target};
-use crate::client::{Client, Place};
+use crate::books::PUMP;
+use crate::client::{Client, Live, Place, Verdict};
 use crate::metering::Metering;
 use crate::{LabError, Stop, StopCause};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use std::sync::Arc;
 use std::time::Duration;
 use wattle_core::Warning;
 use wattle_core::event::Event;
-use wattle_core::exchange::Request;
+use wattle_core::exchange::{Request, Role, Turn};
 use wattle_core::record::{Item, Score};
 use wattle_core::summary::ModelInfo;
+use wattle_core::time::Stamp;
 use wattle_meter::clock;
 use wattle_store::RunDir;
 
@@ -18,6 +25,8 @@ use wattle_store::RunDir;
 const LARGE_MODEL: u64 = 10_000_000_000;
 /// Warm-up answers need not be long.
 const WARMUP_TOKENS: u32 = 16;
+/// The first wait before a request is sent again; each further one is twice as long.
+const BACKOFF: Duration = Duration::from_millis(250);
 
 /// One uninterrupted stretch of a run.
 pub(super) struct Session<'a> {
@@ -26,6 +35,23 @@ pub(super) struct Session<'a> {
     pub(super) model: &'a ModelInfo,
     pub(super) stop: &'a Stop,
     pub(super) past: &'a crate::folder::Past,
+    /// The model's name, shared by all requests.
+    pub(super) name: Arc<str>,
+    /// What no prompt of another run begins with.
+    pub(super) mark: &'a str,
+}
+
+/// One request on its way.
+struct Flight {
+    number: u64,
+    item: Item,
+    /// What is asked after it.
+    rest: Unit,
+    live: Arc<Live>,
+    /// When it could have been sent.
+    ready: Stamp,
+    /// Whether it is one of the run's queries; else it only keeps the load up.
+    counts: bool,
 }
 
 impl Session<'_> {
@@ -35,8 +61,7 @@ impl Session<'_> {
         metering: Metering,
         observe: &mut Observer<'_>,
     ) -> Result<Option<StopCause>, LabError> {
-        let spec = &self.order.spec;
-        let mut desk = Desk::open(dir, self.past.sessions, self.order.census.items, metering, spec)?;
+        let mut desk = Desk::open(dir, self.past.sessions, self.order, metering)?;
         if let Target::Existing { changes, .. } = &self.order.target {
             for change in changes.iter().filter(|c| !c.values.is_empty()) {
                 desk.note(&Event::with("settings_changed", change.values.clone().into()))?;
@@ -49,14 +74,14 @@ impl Session<'_> {
         };
         // Trouble on the way out must not keep the books from being closed.
         let result = match result {
-            Ok(Some(cause)) => desk.interrupted(observe).await.map(|()| Some(cause)),
+            Ok(Some(cause)) => desk.interrupted(self.stop, observe).await.map(|()| Some(cause)),
             other => other,
         };
         if let Err(error) = self.client.close().await {
             let _ = desk.note(&Event::Warning(Warning::Close { error: error.to_string() }));
         }
         // Whatever happened, what had finished is saved.
-        let closed = desk.close(self.client.place() == Place::Here, observe);
+        let closed = desk.close(self.client, observe);
         result.and_then(|cause| closed.map(|()| cause))
     }
 
@@ -69,39 +94,143 @@ impl Session<'_> {
         }
         observe(Progress::Stage("warming up"));
         self.warm_up(desk).await?;
+        self.client.connect(if self.order.is_open() { 0 } else { self.order.cap() as u32 }).await;
 
-        let total = self.order.census.items;
+        let total = self.order.total();
         observe(Progress::Start { run: dir.path().into(), total, done: self.past.done.len() });
         desk.start_queries(self.past.done.len());
         let began = clock::now();
-        for item in self.order.dataset.items()? {
-            let item = item?;
-            if self.past.done.contains(item.index) {
-                continue;
-            }
-            let request = self.request(&item.prompt, spec.max_tokens);
-            let exchange = {
-                let answer = self.client.send(&request, clock::now());
-                desk.pump_while(answer, observe).await?
-            };
-            let score = self.score(&item, exchange.outcome.is_ok().then_some(exchange.answer.as_str()));
-            desk.take(item, exchange, score, observe)?;
-        }
-        desk.settle_all(observe).await?;
+        self.load(desk, began, observe).await?;
+        desk.settle_all(self.stop, observe).await?;
         desk.note(&Event::phase("queries", clock::now().since(began).get()))?;
         Ok(())
+    }
+
+    /// Sends what is to be sent when it is due, and takes in what comes back.
+    async fn load(&self, desk: &mut Desk, began: Stamp, observe: &mut Observer<'_>) -> Result<(), LabError> {
+        let mut plan = Plan::new(self.order, &self.past.done, began)?;
+        let mut filler = self.order.spec.cooldown.then(|| self.order.dataset.items()).transpose()?;
+        let cap = self.order.cap();
+        let mut waker = Waker::new();
+        let mut flights = FuturesUnordered::new();
+        let mut pump = tokio::time::interval(PUMP);
+        pump.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let (mut number, mut counted, mut ended) = (0, 0, false);
+        // When the place of the next request became free.
+        let mut free = began;
+        loop {
+            let mut wait = None;
+            while !ended {
+                if flights.len() >= cap {
+                    desk.held_back(plan.is_overdue(clock::now()));
+                    break;
+                }
+                match plan.next(clock::now())? {
+                    Next::Send(unit, due) => {
+                        let flight = self.flight(number, unit, due, free, true);
+                        desk.take_off(number, &flight.live);
+                        flights.push(self.fly(flight));
+                        (number, counted) = (number + 1, counted + 1);
+                    }
+                    Next::Wait(until) => {
+                        wait = Some(until);
+                        break;
+                    }
+                    Next::End => ended = true,
+                }
+            }
+            if ended && counted == 0 {
+                // What only kept the load up is cancelled.
+                return Ok(());
+            }
+            while let Some(items) = filler.as_mut().filter(|_| ended && flights.len() < cap) {
+                let Some(item) = items.next().transpose()? else {
+                    filler = Some(self.order.dataset.items()?);
+                    continue;
+                };
+                let flight = self.flight(number, Unit::from([item]), None, free, false);
+                desk.take_off(number, &flight.live);
+                flights.push(self.fly(flight));
+                number += 1;
+            }
+            tokio::select! {
+                biased;
+                Some(mut flight) = flights.next() => {
+                    let score = flight.live.with(|e| {
+                        self.score(&flight.item, e.outcome.is_ok().then_some(e.answer.as_str()))
+                    });
+                    let (rest, counts) = (std::mem::take(&mut flight.rest), flight.counts);
+                    let Flight { number: landed, item, live, ready, .. } = flight;
+                    let exchange = live.take();
+                    free = exchange.done;
+                    counted -= u64::from(counts);
+                    desk.land(Landed { number: landed, item, exchange, score, counts, ready }, observe)?;
+                    if counts && !rest.is_empty() {
+                        // The next turn is due when the one before has been answered.
+                        let due = self.order.is_open().then(clock::now);
+                        let flight = self.flight(number, rest, due, free, true);
+                        desk.take_off(number, &flight.live);
+                        flights.push(self.fly(flight));
+                        (number, counted) = (number + 1, counted + 1);
+                    }
+                }
+                () = waker.wait(wait) => {}
+                _ = pump.tick() => desk.pump(flights.len(), observe)?,
+            }
+            desk.pump_if_due(flights.len(), observe)?;
+        }
+    }
+
+    fn flight(&self, number: u64, mut unit: Unit, due: Option<Stamp>, free: Stamp, counts: bool) -> Flight {
+        let item = unit.pop_front().unwrap_or_default();
+        let live = due.map_or_else(Live::now, Live::due);
+        Flight { number, item, rest: unit, live, ready: due.unwrap_or(free), counts }
+    }
+
+    /// Sends one request, again if the server did not take it, and gives it back when it has ended.
+    async fn fly(&self, mut flight: Flight) -> Flight {
+        let spec = &self.order.spec;
+        if self.order.unique_prefix() {
+            flight.item.prompt = format!("[{}-{}] {}", self.mark, flight.number, flight.item.prompt);
+        }
+        let tokens = flight.item.output_tokens;
+        let mut request = self.request(&flight.item.prompt, tokens.unwrap_or(spec.max_tokens));
+        request.exact = tokens.is_some();
+        let before = request.turns.len() - 1;
+        request.turns.splice(before..before, flight.item.history.iter().cloned());
+        let mut wait = BACKOFF;
+        for _ in 0..spec.retries {
+            match self.client.send(&request, &flight.live).await {
+                Verdict::Final => return flight,
+                Verdict::Again(said) => {
+                    flight.live.again();
+                    // Those that failed together must not come back together.
+                    let spread = 0.75 + 0.5 * (flight.number % 97) as f64 / 97.0;
+                    tokio::time::sleep(said.unwrap_or(wait.mul_f64(spread))).await;
+                    wait *= 2;
+                }
+            }
+        }
+        self.client.send(&request, &flight.live).await;
+        flight
     }
 
     async fn warm_up(&self, desk: &mut Desk) -> Result<(), LabError> {
         let large = self.model.parameters.is_some_and(|n| n > LARGE_MODEL);
         let count = self.order.spec.warmup.unwrap_or(if large { 5 } else { 3 });
         let began = clock::now();
-        for i in 0..count {
+        let tokens = WARMUP_TOKENS.min(self.order.spec.max_tokens);
+        let ask = |i: u32| async move {
             // An extra request, never an item of the dataset: its answer must not be in a cache.
-            let request =
-                self.request(&format!("warm up {i}"), WARMUP_TOKENS.min(self.order.spec.max_tokens));
-            let exchange = desk.pump_while(self.client.send(&request, clock::now()), &mut |_| {}).await?;
-            if let Some(error) = exchange.outcome.error() {
+            let request = self.request(&format!("warm up {i} {}", self.mark), tokens);
+            let live = Live::now();
+            self.client.send(&request, &live).await;
+            live.take().outcome
+        };
+        // As many at once as there will be.
+        let mut asked = futures_util::stream::iter((0..count).map(ask)).buffer_unordered(self.order.cap());
+        while let Some(outcome) = desk.pump_while(asked.next()).await? {
+            if let Some(error) = outcome.error() {
                 desk.note(&Event::with("warmup_failed", serde_json::json!({ "error": error })))?;
             }
         }
@@ -110,10 +239,13 @@ impl Session<'_> {
 
     fn request(&self, prompt: &str, max_tokens: u32) -> Request {
         let spec = &self.order.spec;
+        let turn = |role, content: &str| Turn { role, content: content.to_owned() };
+        let system = spec.system.as_deref().map(|text| turn(Role::System, text));
         Request {
-            model: self.model.name.clone(),
-            prompt: prompt.to_owned(),
+            model: Arc::clone(&self.name),
+            turns: system.into_iter().chain([turn(Role::User, prompt)]).collect(),
             max_tokens,
+            exact: false,
             temperature: spec.temperature,
             seed: spec.seed,
         }

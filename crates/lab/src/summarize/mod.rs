@@ -22,7 +22,7 @@ use wattle_store::RunDir;
 /// Sums up the run in `dir` at the moment `now`.
 pub fn summarize(dir: &RunDir, now: Wall) -> Result<Summary, LabError> {
     let info = dir.info()?;
-    let mut told = Told::read(dir)?;
+    let mut told = Told::read(dir, &info.spec)?;
     let measured = Measured::read(dir, &info, &told)?;
     told.around.tree_memory = measured.tree_memory(&info.sensors);
     let (metrics, complete) = if info.spec.command.is_empty() {

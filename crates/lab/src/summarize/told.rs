@@ -7,6 +7,8 @@ use wattle_core::command::{Gauge, Repetition};
 use wattle_core::event::Event;
 use wattle_core::metrics::{Accumulator, Surroundings};
 use wattle_core::seen::Seen;
+use wattle_core::slo::Slo;
+use wattle_core::spec::Spec;
 use wattle_core::summary::RunInfo;
 use wattle_core::{Seconds, Span, Warning};
 use wattle_store::RunDir;
@@ -38,8 +40,9 @@ enum Said {
 }
 
 impl Told {
-    pub(super) fn read(dir: &RunDir) -> Result<Self, LabError> {
-        let mut told = Self::default();
+    pub(super) fn read(dir: &RunDir, spec: &Spec) -> Result<Self, LabError> {
+        let slo = Slo::parse(&spec.slo).map_err(LabError::Usage)?;
+        let mut told = Self { records: Accumulator::new(slo), ..Self::default() };
         let (mut asked, mut session, mut said) = (Seen::default(), 0, Vec::new());
         dir.replay(|line| match line.event {
             Event::Session { session: number, .. } => {

@@ -45,7 +45,7 @@ fn a_record_is_a_row_with_all_it_knows() {
         "due_ns": 9_000_000_001u64, "sent_ns": 9_001_000_001u64, "first_token_ns": 9_101_000_001u64,
         "done_ns": 9_601_000_001u64, "token_ns": [9_101_000_001u64, 9_301_000_001u64, 9_501_000_001u64],
         "prompt_tokens": 11, "completion_tokens": 3, "reasoning_tokens": 1, "cached_tokens": u64::MAX,
-        "dated_by": "kernel", "tokens_from": "usage",
+        "dated_by": "kernel", "tokens_from": "usage", "attempts": 2, "conversation": "chat-1",
         "energy_j": share.total().get(), "energy_bound_j": share.bound.get(), "energy_method": "integral",
         "energy_coverage": share.coverage, "energy_perimeter": "host", "prefill_j": share.prefill.get(),
         "decode_j": share.decode.get(), "shared_j": share.shared.get(),
@@ -67,7 +67,7 @@ fn the_unknown_is_null_everywhere() {
     let row = &requests(&run)[0];
     let known = [
         "index", "id", "status", "error", "due_ns", "sent_ns", "done_ns", "token_ns", "prompt", "answer",
-        "session", "dated_by",
+        "session", "dated_by", "attempts",
     ];
     for (key, value) in row.as_object().unwrap() {
         assert_eq!(!value.is_null(), known.contains(&key.as_str()), "{key}: {value}");

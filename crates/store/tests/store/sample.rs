@@ -78,6 +78,7 @@ pub(crate) fn record(index: u64) -> Record {
             tokens: vec![at(101), at(301), at(501)],
             done: at(601),
             dated: Dated::Kernel,
+            attempts: 2,
             usage: Usage {
                 prompt: Some(11),
                 completion: Some(3),
@@ -126,7 +127,7 @@ pub(crate) fn record(index: u64) -> Record {
 pub(crate) fn bare_record(index: u64) -> Record {
     let whole = record(index);
     Record {
-        item: Item { expected: None, subject: None, metadata: Map::new(), ..whole.item },
+        item: Item { expected: None, subject: None, metadata: Map::new(), conversation: None, ..whole.item },
         exchange: Exchange {
             response_id: None,
             first_token: None,

@@ -12,7 +12,6 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
-use wattle_core::units::si;
 use wattle_lab::run::{Progress, What, run as run_lab};
 use wattle_lab::{Destination, LabError, Stop, StopCause};
 
@@ -37,6 +36,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     if let Err(LabError::GaveUp { run, .. }) = &ended {
         // What had finished is worth a look; the error comes first.
         let _ = wattle_serve::report::write(run, None);
+    }
+    if let Err(LabError::Hurried { cause, .. }) = &ended {
+        eprintln!("wattle: {}", ended.as_ref().err().map(ToString::to_string).unwrap_or_default());
+        return Ok(ExitCode::from(exit_code(*cause)));
     }
     let ended = ended?;
     // The report is a convenience; a run is no worse for lacking it.
@@ -86,17 +89,29 @@ pub(crate) const fn exit_code(cause: StopCause) -> u8 {
     }
 }
 
+/// How long a run that is stopped at once may take to write what has finished.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// The first signal ends the run in good order, the second at once. Nothing finished is lost either way.
 fn end_on_signals(stop: Stop) -> Result<()> {
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
     std::thread::Builder::new().name("wattle-signals".into()).spawn(move || {
         for signal in signals.forever() {
             let cause = if signal == SIGINT { StopCause::Interrupt } else { StopCause::Terminate };
-            if stop.cause().is_some() {
+            if stop.hurries() {
                 std::process::exit(exit_code(cause).into());
             }
-            eprintln!("\nwattle: stopping; once more to stop at once");
-            stop.press(cause);
+            if stop.cause().is_none() {
+                eprintln!("\nwattle: stopping; once more to stop at once");
+                stop.press(cause);
+                continue;
+            }
+            stop.hurry();
+            // What has finished is written meanwhile; a disk that hangs must not keep us.
+            std::thread::spawn(move || {
+                std::thread::sleep(PATIENCE);
+                std::process::exit(exit_code(cause).into());
+            });
         }
     })?;
     Ok(())
@@ -117,23 +132,28 @@ impl Bar {
         match progress {
             Progress::Stage(stage) => bar.set_message(stage),
             Progress::Start { total, done, .. } => {
-                let template = "{wide_bar} {pos}/{len} {rate} ETA {eta} {msg}";
+                let template = match total {
+                    Some(_) => "{wide_bar} {pos}/{len} {rate} ETA {eta} {msg}",
+                    None => "{spinner} {elapsed} {pos} done {rate} {msg}",
+                };
                 if let Ok(style) = ProgressStyle::with_template(template) {
                     let rate = |state: &ProgressState, out: &mut dyn Write| {
                         let _ = write!(out, "{:.0}/s", state.per_sec());
                     };
                     bar.set_style(style.with_key("rate", rate));
                 }
-                bar.set_length(total);
+                if let Some(total) = total {
+                    bar.set_length(total);
+                }
                 bar.set_position(done);
                 bar.reset_eta();
                 bar.set_message("");
             }
-            Progress::Query { done, errors, joules_per_query, .. } => {
-                bar.set_position(done);
-                let energy = joules_per_query.map_or_else(String::new, |j| format!("{}/query", si(j, "J")));
-                let failed = if errors > 0 { format!("  {errors} failed") } else { String::new() };
-                bar.set_message(energy + &failed);
+            Progress::Load { .. } => {
+                if let Progress::Load { done, .. } = progress {
+                    bar.set_position(done);
+                }
+                bar.set_message(render::live(&progress));
             }
         }
     }

@@ -18,7 +18,7 @@ pub use model::{Info, Model};
 pub use session::Session;
 pub use vocab::Vocab;
 
-use super::{BoxFuture, Client, Driver, Place, Settings};
+use super::{BoxFuture, Client, Driver, Limits, Live, Place, Settings, Verdict};
 use crate::LabError;
 use crate::dataset::hex;
 use sha2::{Digest, Sha256};
@@ -27,12 +27,11 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
-use wattle_core::exchange::{self, Dated, Exchange, FailureClass, Outcome, Request, TokensFrom, Usage};
+use wattle_core::exchange::{self, FailureClass, Outcome, Request, TokensFrom, Usage};
 use wattle_core::registry::{About, nearest};
 use wattle_core::sensor::DeviceKind;
 use wattle_core::summary::ModelInfo;
-use wattle_core::time::Stamp;
+use wattle_core::wire::openai as wire;
 use wattle_meter::clock;
 
 /// A model that comes with the binary.
@@ -78,7 +77,7 @@ pub(super) const DRIVER: Driver = Driver {
 
 struct Embedded {
     info: ModelInfo,
-    timeout: Duration,
+    limits: Limits,
     /// One session: one request at a time.
     session: Arc<Mutex<Session>>,
 }
@@ -116,7 +115,7 @@ impl Embedded {
             engine: Some(format!("wattle {}", env!("CARGO_PKG_VERSION"))),
         };
         let session = Arc::new(Mutex::new(Session::new(Arc::new(model))));
-        Ok(Self { info, timeout: settings.timeout, session })
+        Ok(Self { info, limits: settings.limits, session })
     }
 }
 
@@ -166,15 +165,19 @@ impl Client for Embedded {
         Box::pin(async { Ok(self.info.clone()) })
     }
 
-    fn send<'a>(&'a self, request: &'a Request, due: Stamp) -> BoxFuture<'a, Exchange> {
+    fn send<'a>(&'a self, request: &'a Request, live: &'a Arc<Live>) -> BoxFuture<'a, Verdict> {
         Box::pin(async move {
             // Dropped with this future: tells the thread below to give up at its next token.
             let cancel = CancelOnDrop(Arc::new(AtomicBool::new(false)));
-            let (session, request, timeout) = (Arc::clone(&self.session), request.clone(), self.timeout);
+            let (session, request, exchange) = (Arc::clone(&self.session), request.clone(), Arc::clone(live));
             let cancelled = Arc::clone(&cancel.0);
-            let work =
-                tokio::task::spawn_blocking(move || answer(&session, &request, due, timeout, &cancelled));
-            work.await.unwrap_or_else(|e| failed(due, clock::now(), format!("the engine broke: {e}")))
+            let work = tokio::task::spawn_blocking(move || answer(&session, &request, &exchange, &cancelled));
+            match self.limits.hold(live, work).await {
+                Ok(Ok(())) => {}
+                Ok(Err(broken)) => live.ended(failed(format!("the engine broke: {broken}"))),
+                Err(overdue) => live.ended(overdue),
+            }
+            Verdict::Final
         })
     }
 
@@ -191,17 +194,14 @@ impl Drop for CancelOnDrop {
     }
 }
 
-fn answer(
-    session: &Mutex<Session>,
-    request: &Request,
-    due: Stamp,
-    timeout: Duration,
-    cancelled: &AtomicBool,
-) -> Exchange {
-    let sent = clock::now();
-    let deadline = sent.plus_nanos(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+fn answer(session: &Mutex<Session>, request: &Request, live: &Live, cancelled: &AtomicBool) {
     // A panic in an earlier answer left nothing that a reset does not clear.
     let mut session = session.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if cancelled.load(Ordering::Relaxed) {
+        return;
+    }
+    // One at a time: until now it had not been sent.
+    live.sent(clock::now());
     let options = Options {
         max_tokens: request.max_tokens as usize,
         temperature: request.temperature as f32,
@@ -209,72 +209,42 @@ fn answer(
         top_p: 1.0,
         seed: request.seed,
     };
-    let (mut tokens, mut bytes) = (Vec::new(), Vec::new());
-    let mut timed_out = false;
-    let result = generate(&mut session, &request.prompt, &options, &mut |step| {
-        let now = clock::now();
+    let mut bytes = Vec::new();
+    let prompt = wire::as_text(&request.turns);
+    let result = generate(&mut session, &prompt, &options, &mut |step| {
         if let Step::Token { byte, .. } = step {
-            tokens.push(now);
+            let now = clock::now();
+            live.with(|exchange| {
+                exchange.first_token.get_or_insert(now);
+                exchange.tokens.push(now);
+            });
             bytes.extend(byte);
         }
-        timed_out = now > deadline;
-        if timed_out || cancelled.load(Ordering::Relaxed) {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
+        if cancelled.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
-    let done = clock::now();
-    let mut exchange = match result {
-        Err(error) => failed(due, sent, error.to_string()),
-        Ok(generated) => Exchange {
-            response_id: None,
-            due,
-            sent,
-            first_token: None,
-            tokens: Vec::new(),
-            done,
-            dated: Dated::Client,
-            usage: Usage {
-                prompt: Some(generated.prompt_tokens as u64),
-                completion: Some(generated.completion_tokens as u64),
-                reasoning: None,
-                cached: None,
-                from: Some(TokensFrom::Usage),
-            },
-            outcome: match generated.finish {
-                Finish::Stop => Outcome::Ok { finish: exchange::Finish::Stop },
-                Finish::Length => Outcome::Ok { finish: exchange::Finish::Length },
-                Finish::Cancelled if timed_out => Outcome::Failed {
-                    class: FailureClass::Timeout,
-                    error: format!("no whole answer after {} s; raise timeout_s", timeout.as_secs_f64()),
-                },
-                Finish::Cancelled => {
-                    Outcome::Failed { class: FailureClass::Cancelled, error: "interrupted".into() }
-                }
-            },
-            answer: String::new(),
-            server: None,
-        },
+    let generated = match result {
+        Ok(generated) => generated,
+        Err(error) => return live.ended(failed(error.to_string())),
     };
-    exchange.first_token = tokens.first().copied();
-    exchange.tokens = tokens;
-    exchange.answer = String::from_utf8_lossy(&bytes).into_owned();
-    exchange
+    let finish = match generated.finish {
+        Finish::Stop => exchange::Finish::Stop,
+        Finish::Length => exchange::Finish::Length,
+        // Whoever gave up on it has said why.
+        Finish::Cancelled => return,
+    };
+    live.with(|exchange| {
+        exchange.usage = Usage {
+            prompt: Some(generated.prompt_tokens as u64),
+            completion: Some(generated.completion_tokens as u64),
+            reasoning: None,
+            cached: None,
+            from: Some(TokensFrom::Usage),
+        };
+        exchange.answer = String::from_utf8_lossy(&bytes).into_owned();
+    });
+    live.ended(Outcome::Ok { finish });
 }
 
-fn failed(due: Stamp, sent: Stamp, error: String) -> Exchange {
-    Exchange {
-        response_id: None,
-        due,
-        sent,
-        first_token: None,
-        tokens: Vec::new(),
-        done: clock::now(),
-        dated: Dated::Client,
-        usage: Usage::default(),
-        outcome: Outcome::Failed { class: FailureClass::Engine, error },
-        answer: String::new(),
-        server: None,
-    }
+fn failed(error: String) -> Outcome {
+    Outcome::Failed { class: FailureClass::Engine, error }
 }

@@ -10,47 +10,65 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use wattle_core::exchange::Dated;
 use wattle_core::time::Stamp;
-use wattle_meter::receive;
+use wattle_meter::{clock, receive};
 
-/// When the last bytes of a connection came.
+/// When the last bytes of a connection came, and when a request was written to it.
 #[derive(Debug, Default)]
-pub(super) struct Arrived {
-    at: AtomicU64,
+pub(crate) struct Traffic {
+    came: AtomicU64,
     by_kernel: AtomicBool,
+    /// 0 until something is written.
+    written: AtomicU64,
 }
 
-impl Arrived {
-    /// The moment, and who says so.
-    pub(super) fn last(&self) -> (Stamp, Dated) {
+impl Traffic {
+    /// The moment of the last bytes that came, and who says so.
+    pub(crate) fn came(&self) -> (Stamp, Dated) {
         let dated = if self.by_kernel.load(Ordering::Relaxed) { Dated::Kernel } else { Dated::Client };
-        (Stamp::from_nanos(self.at.load(Ordering::Relaxed)), dated)
+        (Stamp::from_nanos(self.came.load(Ordering::Relaxed)), dated)
+    }
+
+    /// Forgets what was written before.
+    pub(super) fn start(&self) {
+        self.written.store(0, Ordering::Relaxed);
+    }
+
+    /// When the first bytes since [`Traffic::start`] were given to the kernel.
+    pub(super) fn written(&self) -> Option<Stamp> {
+        Some(self.written.load(Ordering::Relaxed)).filter(|at| *at > 0).map(Stamp::from_nanos)
+    }
+
+    fn writes(&self) {
+        if self.written.load(Ordering::Relaxed) == 0 {
+            self.written.store(clock::now().nanos(), Ordering::Relaxed);
+        }
     }
 }
 
 /// The connection.
 pub(super) struct Socket {
     tcp: TcpStream,
-    arrived: Arc<Arrived>,
+    traffic: Arc<Traffic>,
 }
 
 impl Socket {
-    pub(super) fn new(tcp: TcpStream) -> (Self, Arc<Arrived>) {
+    pub(super) fn new(tcp: TcpStream) -> (Self, Arc<Traffic>) {
         receive::ask_for_stamps(tcp.as_fd());
-        let arrived = Arc::new(Arrived::default());
-        (Self { tcp, arrived: Arc::clone(&arrived) }, arrived)
+        let traffic = Arc::new(Traffic::default());
+        (Self { tcp, traffic: Arc::clone(&traffic) }, traffic)
     }
 }
 
 impl AsyncRead for Socket {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let Socket { tcp, arrived } = self.get_mut();
+        let Socket { tcp, traffic } = self.get_mut();
         loop {
             ready!(tcp.poll_read_ready(cx))?;
             let room = buf.initialize_unfilled();
             match tcp.try_io(Interest::READABLE, || receive::receive(tcp.as_fd(), room)) {
                 Ok((n, arrival)) => {
-                    arrived.at.store(arrival.at.nanos(), Ordering::Relaxed);
-                    arrived.by_kernel.store(arrival.by_kernel, Ordering::Relaxed);
+                    traffic.came.store(arrival.at.nanos(), Ordering::Relaxed);
+                    traffic.by_kernel.store(arrival.by_kernel, Ordering::Relaxed);
                     buf.advance(n);
                     return Poll::Ready(Ok(()));
                 }
@@ -63,6 +81,7 @@ impl AsyncRead for Socket {
 
 impl AsyncWrite for Socket {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.traffic.writes();
         Pin::new(&mut self.get_mut().tcp).poll_write(cx, bytes)
     }
 
@@ -71,6 +90,7 @@ impl AsyncWrite for Socket {
         cx: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.traffic.writes();
         Pin::new(&mut self.get_mut().tcp).poll_write_vectored(cx, pieces)
     }
 

@@ -1,0 +1,153 @@
+//! What is sent when: the items of a dataset in units that belong together, each with the moment at which it is due.
+
+use super::Order;
+use crate::LabError;
+use crate::dataset::Items;
+use std::collections::VecDeque;
+use wattle_core::arrival::Arrival;
+use wattle_core::record::Item;
+use wattle_core::seen::Seen;
+use wattle_core::spec::Spec;
+use wattle_core::time::Stamp;
+
+/// Items that are asked one after the other: the turns of a conversation, mostly one item alone.
+pub(super) type Unit = VecDeque<Item>;
+
+/// What comes next.
+pub(super) enum Next {
+    /// This unit, now. In an open loop it was due then.
+    Send(Unit, Option<Stamp>),
+    /// Something, but not before this moment.
+    Wait(Stamp),
+    /// Nothing more.
+    End,
+}
+
+/// The rest of what is to be sent.
+pub(super) struct Plan<'a> {
+    order: &'a Order,
+    done: &'a Seen,
+    items: Items<'a>,
+    /// How often the dataset was begun anew.
+    passes: u64,
+    /// The first item of the next unit.
+    ahead: Option<Item>,
+    /// The unit that is not due yet.
+    waiting: Option<(Unit, Stamp)>,
+    times: Times,
+    start: Stamp,
+    end: Option<Stamp>,
+}
+
+/// Seconds after the start.
+type Times = Option<Box<dyn Iterator<Item = Result<f64, LabError>> + Send>>;
+
+impl<'a> Plan<'a> {
+    /// All of `order` that is not `done`, from `start` on.
+    pub(super) fn new(order: &'a Order, done: &'a Seen, start: Stamp) -> Result<Self, LabError> {
+        let spec = &order.spec;
+        let end = spec.duration_s.map(|s| start.plus_nanos((s * 1e9) as u64));
+        let mut items = order.dataset.items()?;
+        let ahead = items.next().transpose()?;
+        Ok(Self { order, done, items, passes: 0, ahead, waiting: None, times: times(spec)?, start, end })
+    }
+
+    /// What comes next, at the moment `now`.
+    pub(super) fn next(&mut self, now: Stamp) -> Result<Next, LabError> {
+        if self.end.is_some_and(|end| now >= end) {
+            return Ok(Next::End);
+        }
+        let (unit, due) = match self.waiting.take() {
+            Some((unit, due)) => (unit, Some(due)),
+            None => match self.unit()? {
+                None => return Ok(Next::End),
+                Some(unit) => match self.due(&unit)? {
+                    Due::Now => (unit, None),
+                    Due::At(due) => (unit, Some(due)),
+                    Due::Never => return Ok(Next::End),
+                },
+            },
+        };
+        match due {
+            Some(due) if self.end.is_some_and(|end| due >= end) => Ok(Next::End),
+            Some(due) if due > now => {
+                self.waiting = Some((unit, due));
+                Ok(Next::Wait(due))
+            }
+            due => Ok(Next::Send(unit, due)),
+        }
+    }
+
+    /// Whether a unit is due that was not sent yet.
+    pub(super) fn is_overdue(&self, now: Stamp) -> bool {
+        self.waiting.as_ref().is_some_and(|(_, due)| *due < now)
+    }
+
+    fn due(&mut self, unit: &Unit) -> Result<Due, LabError> {
+        let after = match (&mut self.times, unit.front().and_then(|item| item.due_s)) {
+            (Some(times), _) => match times.next() {
+                Some(time) => time?,
+                None => return Ok(Due::Never),
+            },
+            (None, Some(time)) => time,
+            (None, None) => return Ok(Due::Now),
+        };
+        Ok(Due::At(self.start.plus_nanos((after * 1e9) as u64)))
+    }
+
+    /// The next unit of which anything is left to ask.
+    fn unit(&mut self) -> Result<Option<Unit>, LabError> {
+        loop {
+            let Some(first) = self.item()? else { return Ok(None) };
+            let mut unit = Unit::new();
+            let conversation = first.conversation.clone();
+            unit.push_back(first);
+            while conversation.is_some()
+                && self.ahead.as_ref().is_some_and(|next| next.conversation == conversation)
+            {
+                unit.extend(self.item()?);
+            }
+            unit.retain(|item| !self.done.contains(item.index));
+            if !unit.is_empty() {
+                return Ok(Some(unit));
+            }
+        }
+    }
+
+    /// The next item; over and over if the run goes by time.
+    fn item(&mut self) -> Result<Option<Item>, LabError> {
+        if self.ahead.is_none() && self.end.is_some() {
+            self.passes += 1;
+            self.items = self.order.dataset.items()?;
+            self.ahead = self.items.next().transpose()?;
+        }
+        let Some(mut item) = self.ahead.take() else { return Ok(None) };
+        self.ahead = self.items.next().transpose()?;
+        item.index += self.passes * self.order.census.items;
+        Ok(Some(item))
+    }
+}
+
+enum Due {
+    Now,
+    At(Stamp),
+    Never,
+}
+
+/// The schedule that the user asked for, if any.
+fn times(spec: &Spec) -> Result<Times, LabError> {
+    if let Some(path) = &spec.trace {
+        return Err(LabError::Usage(format!("--trace {path}: not yet")));
+    }
+    Ok(spec.rate.map(|rate| {
+        let arrival = Arrival {
+            rate,
+            rate_end: spec.ramp_to,
+            ramp_s: spec.ramp_s,
+            spread: spec.arrival,
+            burstiness: spec.burstiness,
+            seed: spec.seed,
+        };
+        Box::new(arrival.times().map(Ok)) as Box<dyn Iterator<Item = _> + Send>
+    }))
+}
