@@ -1,4 +1,5 @@
 //! What model servers say, as pure parsers: bytes in, meaning out. Stamps are taken by the client before any of this runs.
 
+pub mod ollama;
 pub mod openai;
 pub mod sse;

@@ -1,11 +1,12 @@
 //! Clients: whoever answers, asked the same way. One file each, and two adjacent lines here.
 
 use crate::LabError;
+use crate::http::{Again, Trouble};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use wattle_core::exchange::{Exchange, FailureClass, Outcome, Request};
+use wattle_core::exchange::{Exchange, FailureClass, Finish, Outcome, Request};
 use wattle_core::registry::{self, About, Params};
 use wattle_core::sensor::DeviceKind;
 use wattle_core::summary::ModelInfo;
@@ -13,10 +14,11 @@ use wattle_core::time::Stamp;
 use wattle_meter::clock;
 
 pub mod embedded;
+mod ollama;
 mod openai;
 
 /// Every client there is.
-pub const DRIVERS: &[Driver] = &[embedded::DRIVER, openai::DRIVER];
+pub const DRIVERS: &[Driver] = &[embedded::DRIVER, openai::DRIVER, ollama::DRIVER];
 
 /// How a client is found and opened.
 pub struct Driver {
@@ -102,7 +104,10 @@ impl Limits {
 }
 
 /// A future that a trait object can return.
-pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// Hears what takes long.
+pub type Tell<'a> = &'a dyn Fn(String);
 
 /// Where a client's joules are drawn.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -215,7 +220,7 @@ pub trait Client: Send + Sync {
     fn health(&self) -> BoxFuture<'_, Result<(), LabError>>;
 
     /// Makes the model ready and says what it is.
-    fn prepare(&self) -> BoxFuture<'_, Result<ModelInfo, LabError>>;
+    fn prepare<'a>(&'a self, tell: Tell<'a>) -> BoxFuture<'a, Result<ModelInfo, LabError>>;
 
     /// Opens as many connections as there will be requests at once, so that none is opened while something is timed. That it
     /// cannot is seen when requests are sent.
@@ -233,6 +238,31 @@ pub trait Client: Send + Sync {
 
     /// Lets go of what it holds.
     fn close(&self) -> BoxFuture<'_, Result<(), LabError>>;
+}
+
+/// What is made of the end of a request over HTTP.
+fn verdict(came: Result<Finish, Trouble>, live: &Live) -> Verdict {
+    match came {
+        Ok(finish) => {
+            live.with(|exchange| {
+                // A whole answer is dated by its last bytes, where these are dated at all.
+                let end = exchange.tokens.last().map_or_else(clock::now, |last| exchange.done.max(*last));
+                exchange.done = end;
+                exchange.outcome = Outcome::Ok { finish };
+            });
+            Verdict::Final
+        }
+        Err(Trouble { class, error, again }) => {
+            live.ended(Outcome::Failed { class, error });
+            match again {
+                // What has begun to answer is at work.
+                _ if live.with(|e| e.first_token.is_some()) => Verdict::Final,
+                Again::No => Verdict::Final,
+                Again::Soon => Verdict::Again(None),
+                Again::After(wait) => Verdict::Again(Some(wait)),
+            }
+        }
+    }
 }
 
 /// Opens the client called `name`.

@@ -1,14 +1,14 @@
 //! Any server that speaks OpenAI's chat completions or completions, streaming: vLLM, SGLang, llama.cpp, TGI, LM Studio, OpenAI.
 
-use super::{BoxFuture, Client, Driver, Limits, Live, Place, Settings, Verdict};
+use super::{BoxFuture, Client, Driver, Limits, Live, Place, Settings, Tell, Verdict, verdict};
 use crate::LabError;
-use crate::http::{Again, Answer, Endpoint, Http, KEY_VARIABLE, Trouble, Version, read_key, refusal};
+use crate::http::{Answer, Endpoint, Http, KEY_VARIABLE, Trouble, Version, read_key, refusal};
 use hyper::Method;
 use hyper::header::CONTENT_TYPE;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::Duration;
-use wattle_core::exchange::{Exchange, FailureClass, Finish, Outcome, Request, TokensFrom};
+use wattle_core::exchange::{Exchange, FailureClass, Finish, Request, TokensFrom};
 use wattle_core::registry::{About, Opt, Params, nearest};
 use wattle_core::summary::ModelInfo;
 use wattle_core::time::Stamp;
@@ -158,24 +158,17 @@ async fn read_stream(mut answer: Answer<'_>, live: &Live) -> Result<Option<Finis
             trouble = take_chunk(data, Some(at), exchange, &mut finish).err();
         }
     };
-    let traffic = answer.traffic().cloned();
-    // Its bytes came no later than this; a piece that came in two is dated by its end.
-    let came = || traffic.as_ref().map_or_else(|| (clock::now(), Default::default()), |t| t.came());
     while let Some(data) = answer.piece().await? {
-        let (at, dated) = came();
+        let (at, dated) = answer.came();
         live.with(|exchange| {
             exchange.dated = dated;
+            exchange.done = at;
             decoder.push(&data, |event| take(event, at, exchange))
         })
         .map_err(Trouble::protocol)?;
     }
-    let (at, _) = came();
-    live.with(|exchange| {
-        // Its last bytes are its end.
-        exchange.done = at;
-        decoder.finish(|event| take(event, at, exchange))
-    })
-    .map_err(Trouble::protocol)?;
+    let (at, _) = answer.came();
+    live.with(|exchange| decoder.finish(|event| take(event, at, exchange))).map_err(Trouble::protocol)?;
     answer.give_back();
     trouble.map_or(Ok(finish), Err)
 }
@@ -221,7 +214,7 @@ impl Client for OpenAi {
         Box::pin(async { self.models().await.map(|_| ()).map_err(|t| self.unwell(t)) })
     }
 
-    fn prepare(&self) -> BoxFuture<'_, Result<ModelInfo, LabError>> {
+    fn prepare<'a>(&'a self, _tell: Tell<'a>) -> BoxFuture<'a, Result<ModelInfo, LabError>> {
         Box::pin(async {
             let served = self.models().await.map_err(|t| self.unwell(t))?.unwrap_or_default();
             let name = match (&self.model, served.as_slice()) {
@@ -253,34 +246,19 @@ impl Client for OpenAi {
     }
 
     fn connect(&self, requests: u32) -> BoxFuture<'_, ()> {
-        Box::pin(async move {
-            // What goes wrong here goes wrong again with the first request, and is told there.
-            let _ = self.http.connect(requests as usize).await;
-        })
+        Box::pin(self.http.connect(requests as usize))
     }
 
     fn send<'a>(&'a self, request: &'a Request, live: &'a Arc<Live>) -> BoxFuture<'a, Verdict> {
         Box::pin(async move {
             live.sent(clock::now());
-            let mut verdict = Verdict::Final;
-            match self.limits.hold(live, self.exchange(request, live)).await {
-                // The end is dated by its last bytes, which a whole answer in one piece does not tell.
-                Ok(Ok(finish)) if live.with(|e| e.first_token.is_some()) => {
-                    live.with(|e| e.outcome = Outcome::Ok { finish });
+            let verdict = match self.limits.hold(live, self.exchange(request, live)).await {
+                Ok(came) => verdict(came, live),
+                Err(overdue) => {
+                    live.ended(overdue);
+                    Verdict::Final
                 }
-                Ok(Ok(finish)) => live.ended(Outcome::Ok { finish }),
-                Ok(Err(Trouble { class, error, again })) => {
-                    // What has begun to answer is at work.
-                    verdict = match again {
-                        _ if live.with(|e| e.first_token.is_some()) => Verdict::Final,
-                        Again::No => Verdict::Final,
-                        Again::Soon => Verdict::Again(None),
-                        Again::After(wait) => Verdict::Again(Some(wait)),
-                    };
-                    live.ended(Outcome::Failed { class, error });
-                }
-                Err(overdue) => live.ended(overdue),
-            }
+            };
             live.with(|exchange| {
                 // A server that sends no usage leaves only the pieces to count; the label says so.
                 if exchange.usage.completion.is_none() && !exchange.tokens.is_empty() {

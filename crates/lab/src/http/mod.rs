@@ -6,8 +6,9 @@
 mod endpoint;
 mod socket;
 
+use socket::Traffic;
+
 pub(crate) use endpoint::Endpoint;
-pub(crate) use socket::Traffic;
 
 use crate::LabError;
 use crate::client::Live;
@@ -19,8 +20,9 @@ use hyper::{Method, Response};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
-use wattle_core::exchange::FailureClass;
+use wattle_core::exchange::{Dated, FailureClass};
 use wattle_core::registry::Params;
+use wattle_core::time::Stamp;
 use wattle_meter::clock;
 
 /// More of an error body nobody reads.
@@ -144,9 +146,11 @@ impl Drop for Lease<'_> {
 }
 
 impl Answer<'_> {
-    /// What came and went on its connection; `None` if others are on it too, whose bytes tell nothing of ours.
-    pub(crate) fn traffic(&self) -> Option<&Arc<Traffic>> {
-        self.lease.connection.as_ref().filter(|_| self.lease.streams.is_none()).map(|c| &c.traffic)
+    /// When the bytes at hand came, and who says so: no later than this. On a connection that others are on too, the last bytes
+    /// may be theirs, so it is when ours are read.
+    pub(crate) fn came(&self) -> (Stamp, Dated) {
+        let own = self.lease.connection.as_ref().filter(|_| self.lease.streams.is_none());
+        own.map_or_else(|| (clock::now(), Dated::Client), |connection| connection.traffic.came())
     }
 
     /// The rest of it, if it is not longer than `longest`.
@@ -202,17 +206,17 @@ impl Http {
         &self.endpoint.url
     }
 
-    /// Opens connections until there are `count`, so that none is opened while something is timed.
-    pub(crate) async fn connect(&self, count: usize) -> Result<(), Trouble> {
-        while locked(&self.idle).len() < count && self.endpoint_is_exclusive() {
-            let connection = self.open().await?;
-            locked(&self.idle).push(connection);
+    /// Opens connections until there are enough for `requests` at once, so that none is opened while something is timed. What
+    /// goes wrong here goes wrong again with the first request, and is told there.
+    pub(crate) async fn connect(&self, requests: usize) {
+        while locked(&self.idle).len() < requests && locked(&self.shared).is_empty() {
+            let Ok(connection) = self.open().await else { return };
+            match connection.sender {
+                Sender::Http1(_) => locked(&self.idle).push(connection),
+                // The first request that comes makes it one that is shared.
+                Sender::Http2(_) => drop(self.lease(connection)),
+            }
         }
-        Ok(())
-    }
-
-    fn endpoint_is_exclusive(&self) -> bool {
-        locked(&self.shared).is_empty()
     }
 
     /// Closes all connections that nobody uses.

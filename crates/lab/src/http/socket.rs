@@ -14,7 +14,7 @@ use wattle_meter::{clock, receive};
 
 /// When the last bytes of a connection came, and when a request was written to it.
 #[derive(Debug, Default)]
-pub(crate) struct Traffic {
+pub(super) struct Traffic {
     came: AtomicU64,
     by_kernel: AtomicBool,
     /// 0 until something is written.
@@ -23,7 +23,7 @@ pub(crate) struct Traffic {
 
 impl Traffic {
     /// The moment of the last bytes that came, and who says so.
-    pub(crate) fn came(&self) -> (Stamp, Dated) {
+    pub(super) fn came(&self) -> (Stamp, Dated) {
         let dated = if self.by_kernel.load(Ordering::Relaxed) { Dated::Kernel } else { Dated::Client };
         (Stamp::from_nanos(self.came.load(Ordering::Relaxed)), dated)
     }

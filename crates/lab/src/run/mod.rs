@@ -14,6 +14,7 @@ use crate::metering::Metering;
 use crate::score::{self, Scorer};
 use crate::{LabError, Stop, StopCause, summarize};
 use session::Session;
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use wattle_core::spec::{Layer, MOST_IN_FLIGHT, Spec};
@@ -56,7 +57,7 @@ pub const RESUMABLE: &[&str] = &[
 #[derive(Debug, Clone, PartialEq)]
 pub enum Progress {
     /// A stage began.
-    Stage(&'static str),
+    Stage(String),
     /// The queries begin.
     Start {
         /// The run's folder.
@@ -224,19 +225,20 @@ impl Order {
         if let Target::Existing { folder: Folder { dir, past, .. }, .. } = &self.target
             && past.done.len() == self.census.items
         {
-            observe(Progress::Stage("nothing left to ask; writing the files anew"));
+            observe(Progress::Stage("nothing left to ask; writing the files anew".into()));
             return self.wrap_up(dir, None);
         }
-        observe(Progress::Stage("asking the client whether it is there"));
+        observe(Progress::Stage("asking the client whether it is there".into()));
         let model = tokio::select! {
             biased;
             cause = stop.wait() => return Err(LabError::Stopped(cause)),
             ready = async {
                 client.health().await?;
-                client.prepare().await
+                let observe = RefCell::new(&mut *observe);
+                client.prepare(&|what| (observe.borrow_mut())(Progress::Stage(what))).await
             } => ready?,
         };
-        observe(Progress::Stage("opening sensors"));
+        observe(Progress::Stage("opening sensors".into()));
         let mut metering = Metering::open(&self.spec, &client.place(), client.worker())?;
         self.check_unchanged(&model, &metering)?;
         tokio::select! {
@@ -263,7 +265,7 @@ impl Order {
         if let Some(cause) = stop.cause().filter(|_| stop.hurries()) {
             return Err(LabError::Hurried { cause, run: dir.path().into() });
         }
-        observe(Progress::Stage("writing the files"));
+        observe(Progress::Stage("writing the files".into()));
         let ended = self.wrap_up(dir, held.as_ref().ok().copied().flatten());
         // The session's own trouble comes first; the files were still written as far as that went.
         held.and(ended)

@@ -89,10 +89,10 @@ impl Session<'_> {
         let spec = &self.order.spec;
         desk.first_readings().await?;
         if desk.meters() && spec.idle_s > 0.0 {
-            observe(Progress::Stage("measuring the idle machine"));
+            observe(Progress::Stage("measuring the idle machine".into()));
             desk.idle(Duration::from_secs_f64(spec.idle_s), self.client.place() == Place::Here).await?;
         }
-        observe(Progress::Stage("warming up"));
+        observe(Progress::Stage("warming up".into()));
         self.warm_up(desk).await?;
         self.client.connect(if self.order.is_open() { 0 } else { self.order.cap() as u32 }).await;
 

@@ -18,7 +18,7 @@ pub use model::{Info, Model};
 pub use session::Session;
 pub use vocab::Vocab;
 
-use super::{BoxFuture, Client, Driver, Limits, Live, Place, Settings, Verdict};
+use super::{BoxFuture, Client, Driver, Limits, Live, Place, Settings, Tell, Verdict};
 use crate::LabError;
 use crate::dataset::hex;
 use sha2::{Digest, Sha256};
@@ -161,7 +161,7 @@ impl Client for Embedded {
         Box::pin(async { Ok(()) })
     }
 
-    fn prepare(&self) -> BoxFuture<'_, Result<ModelInfo, LabError>> {
+    fn prepare<'a>(&'a self, _tell: Tell<'a>) -> BoxFuture<'a, Result<ModelInfo, LabError>> {
         Box::pin(async { Ok(self.info.clone()) })
     }
 
