@@ -131,14 +131,14 @@ impl Dataset for Jsonl {
 }
 
 /// The lines of a file that hold something, with their numbers.
-struct Lines {
+pub(super) struct Lines {
     path: PathBuf,
     reader: BufReader<File>,
     line: u64,
 }
 
 impl Lines {
-    fn open(path: &Path) -> Result<Self, LabError> {
+    pub(super) fn open(path: &Path) -> Result<Self, LabError> {
         let bad = |why: String| LabError::Dataset { path: path.into(), line: None, why };
         let file = File::open(path).map_err(|e| bad(format!("cannot open it: {e}")))?;
         if file.metadata().is_ok_and(|m| m.is_dir()) {
@@ -147,7 +147,7 @@ impl Lines {
         Ok(Self { path: path.into(), reader: BufReader::new(file), line: 0 })
     }
 
-    fn next(&mut self) -> Option<Result<(u64, String), LabError>> {
+    pub(super) fn next(&mut self) -> Option<Result<(u64, String), LabError>> {
         loop {
             self.line += 1;
             let bad = |why: String| LabError::Dataset { path: self.path.clone(), line: Some(self.line), why };

@@ -9,9 +9,14 @@ mod builtin;
 mod jsonl;
 mod sharegpt;
 mod synthetic;
+mod trace;
+
+#[allow(unused_imports, reason = "for a run whose requests come when a file says, whatever they ask")]
+pub(crate) use trace::due_times;
 
 /// Every dataset there is.
-pub const DRIVERS: &[Driver] = &[builtin::DRIVER, jsonl::DRIVER, sharegpt::DRIVER, synthetic::DRIVER];
+pub const DRIVERS: &[Driver] =
+    &[builtin::DRIVER, jsonl::DRIVER, sharegpt::DRIVER, synthetic::DRIVER, trace::DRIVER];
 
 /// How a dataset is found and opened.
 pub struct Driver {

@@ -112,8 +112,9 @@ impl Conversation {
                         last.content.push_str(&turn.content);
                     }
                 }
-                (None, Role::System) | (Some(_), Role::User) | (None, Role::User) => turns.push(turn),
-                (Some(Role::User), Role::Assistant) => turns.push(turn),
+                (_, Role::User) | (None, Role::System) | (Some(Role::User), Role::Assistant) => {
+                    turns.push(turn)
+                }
                 _ => {}
             }
         }
