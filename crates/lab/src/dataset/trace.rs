@@ -5,7 +5,7 @@ use super::synthetic::TOKENIZER;
 use super::synthetic::prompts::Prompts;
 use super::{Dataset, Driver, Items, Settings};
 use crate::LabError;
-use arrivals::{Arrival, Arrivals, Column};
+use arrivals::{Arrival, Arrivals, Column, Pace};
 use std::path::{Path, PathBuf};
 use wattle_core::record::Item;
 use wattle_core::registry::{About, Opt, Params};
@@ -35,7 +35,7 @@ pub(crate) fn due_times(
     path: &Path,
     params: &Params,
 ) -> Result<impl Iterator<Item = Result<f64, LabError>> + use<>, LabError> {
-    Ok(rows(Arrivals::open(path, params)?).map(|row| row.map(|arrival| arrival.due_s)))
+    Ok(rows(Arrivals::open(path, Pace::read(params)?)?).map(|row| row.map(|arrival| arrival.due_s)))
 }
 
 /// Rows until the end or the first that cannot be read.
@@ -53,7 +53,7 @@ fn rows(mut arrivals: Arrivals) -> impl Iterator<Item = Result<Arrival, LabError
 
 struct Trace {
     path: PathBuf,
-    params: Params,
+    pace: Pace,
     prompts: Prompts,
     count: Option<u64>,
 }
@@ -65,14 +65,16 @@ impl Trace {
         })?;
         Ok(Self {
             path: path.into(),
-            params: settings.params.clone(),
+            pace: Pace::read(&settings.params)?,
             prompts: Prompts::open(&settings.params, 0, settings.seed)?,
             count: settings.count,
         })
     }
 
     fn item(&self, index: u64, arrival: &Arrival) -> Result<Item, LabError> {
-        let (input, output) = (arrival.tokens(Column::Input)?, arrival.tokens(Column::Output)?);
+        let tokens =
+            |column| arrival.tokens(column).map_err(|why| Arrivals::bad(&self.path, arrival.line, why));
+        let (input, output) = (tokens(Column::Input)?, tokens(Column::Output)?);
         Ok(Item {
             index,
             id: arrival.line.to_string(),
@@ -91,7 +93,7 @@ impl Dataset for Trace {
     }
 
     fn items(&self) -> Result<Items<'_>, LabError> {
-        let rows = rows(Arrivals::open(&self.path, &self.params)?);
+        let rows = rows(Arrivals::open(&self.path, self.pace)?);
         let items = rows.zip(0u64..).map(|(row, index)| row.and_then(|row| self.item(index, &row)));
         let count = self.count.map_or(usize::MAX, |c| usize::try_from(c).unwrap_or(usize::MAX));
         Ok(Box::new(items.take(count)))
@@ -170,8 +172,7 @@ mod tests {
         assert_eq!(last(MOONCAKE, &[("unit", "s"), ("speed", "0.5")]), 6000.0);
         assert_eq!(last(BURST, &[("unit", "us")]), 3e-6);
         for wrong in [("speed", "0"), ("speed", "fast"), ("unit", "h")] {
-            let (_dir, dataset) = open(BURST, &[wrong], None).unwrap();
-            assert!(dataset.items().err().unwrap().is_usage(), "{wrong:?}");
+            assert!(open(BURST, &[wrong], None).err().unwrap().is_usage(), "{wrong:?}");
         }
     }
 

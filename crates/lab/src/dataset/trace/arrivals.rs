@@ -16,6 +16,8 @@ pub(super) enum Column {
     Output,
 }
 
+const COLUMNS: [Column; 3] = [Column::Time, Column::Input, Column::Output];
+
 impl Column {
     /// Its names in Mooncake's, Azure's and BurstGPT's traces, and others that are in use.
     const fn names(self) -> &'static [&'static str] {
@@ -55,9 +57,39 @@ impl Column {
     }
 }
 
+/// How the times of a file are to be taken.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Pace {
+    /// Seconds in one of the file's own, if the user says.
+    unit: Option<f64>,
+    /// 2 is twice as fast.
+    speed: f64,
+}
+
+impl Pace {
+    /// From the options `unit` and `speed`.
+    pub(super) fn read(params: &Params) -> Result<Self, LabError> {
+        let unit = match params.get("unit").map(String::as_str) {
+            None => None,
+            Some("s") => Some(1.0),
+            Some("ms") => Some(1e-3),
+            Some("us") => Some(1e-6),
+            Some(other) => {
+                let why = format!("\"{other}\" is not a unit of time here; write unit=s, ms or us");
+                return Err(LabError::Usage(why));
+            }
+        };
+        let speed = params.get("speed").map_or(Ok(1.0), |text| {
+            text.parse().ok().filter(|s: &f64| s.is_finite() && *s > 0.0).ok_or_else(|| {
+                LabError::Usage(format!("\"{text}\" is not a speed; write speed=2 for twice as fast"))
+            })
+        })?;
+        Ok(Self { unit, speed })
+    }
+}
+
 /// One request.
 pub(super) struct Arrival {
-    path: PathBuf,
     /// Its line, from 1.
     pub(super) line: u64,
     /// When it came, in seconds after the first one.
@@ -67,19 +99,16 @@ pub(super) struct Arrival {
 
 impl Arrival {
     /// A length in tokens. What failed in the trace may have a length of 0; it is asked here with 1.
-    pub(super) fn tokens(&self, column: Column) -> Result<u32, LabError> {
-        let bad = |why: String| bad(&self.path, self.line, why);
-        let Some(cell) = self.cells.get(column) else {
-            return Err(bad(format!("no column {}, and a length is needed", column.told())));
-        };
-        let number = match &cell {
+    pub(super) fn tokens(&self, column: Column) -> Result<u32, String> {
+        let cell = self.cells.get(column)?;
+        let number = match cell {
             Value::String(text) => text.parse::<f64>().ok(),
             other => other.as_f64(),
         };
         let whole = number.filter(|n| n.fract() == 0.0 && (0.0..=f64::from(LONGEST)).contains(n));
         whole
             .map(|n| (n as u32).max(1))
-            .ok_or_else(|| bad(format!("{cell} is not a length in tokens, a whole number up to {LONGEST}")))
+            .ok_or_else(|| format!("{cell} is not a length in tokens, a whole number up to {LONGEST}"))
     }
 }
 
@@ -87,87 +116,64 @@ impl Arrival {
 pub(super) struct Arrivals {
     path: PathBuf,
     lines: Lines,
-    header: Option<Vec<String>>,
-    /// Seconds in one of the file's own, if it is known.
-    unit: Option<f64>,
+    /// Where the columns of a CSV file are, once its header is read.
+    header: Option<[Option<usize>; 3]>,
+    pace: Pace,
     /// Integers were taken for milliseconds.
     guessed: bool,
-    speed: f64,
     first: Option<Moment>,
     last_s: f64,
 }
 
 impl Arrivals {
-    /// Opens `path` with the options `unit` and `speed`.
-    pub(super) fn open(path: &Path, params: &Params) -> Result<Self, LabError> {
-        let unit = match params.get("unit").map(String::as_str) {
-            None => None,
-            Some("s") => Some(1.0),
-            Some("ms") => Some(1e-3),
-            Some("us") => Some(1e-6),
-            Some(other) => {
-                return Err(LabError::Usage(format!(
-                    "\"{other}\" is not a unit of time here; write unit=s, ms or us"
-                )));
-            }
-        };
-        let speed = params.get("speed").map_or(Ok(1.0), |text| {
-            text.parse().ok().filter(|s: &f64| s.is_finite() && *s > 0.0).ok_or_else(|| {
-                LabError::Usage(format!("\"{text}\" is not a speed; write speed=2 for twice as fast"))
-            })
-        })?;
+    pub(super) fn open(path: &Path, pace: Pace) -> Result<Self, LabError> {
         let lines = Lines::open(path)?;
-        Ok(Self {
-            path: path.into(),
-            lines,
-            header: None,
-            unit,
-            guessed: false,
-            speed,
-            first: None,
-            last_s: 0.0,
-        })
+        Ok(Self { path: path.into(), lines, header: None, pace, guessed: false, first: None, last_s: 0.0 })
+    }
+
+    /// An error in this line.
+    pub(super) fn bad(path: &Path, line: u64, why: String) -> LabError {
+        LabError::Dataset { path: path.into(), line: Some(line), why }
     }
 
     /// The next row, if there is one more.
     pub(super) fn next(&mut self) -> Result<Option<Arrival>, LabError> {
-        let Some((line, text)) = self.lines.next().transpose()? else { return Ok(None) };
-        let text = text.trim();
-        if text.starts_with('{') {
-            let row =
-                serde_json::from_str(text).map_err(|e| bad(&self.path, line, format!("not JSON ({e})")))?;
-            return self.arrival(line, Cells::Json(row)).map(Some);
+        while let Some((line, text)) = self.lines.next().transpose()? {
+            let row = self.row(line, text.trim()).map_err(|why| Self::bad(&self.path, line, why))?;
+            if row.is_some() {
+                return Ok(row);
+            }
         }
-        let cells =
-            || text.split(',').map(|cell| cell.trim().trim_matches('"').to_owned()).collect::<Vec<_>>();
-        if let Some(header) = &self.header {
-            let row = header.iter().cloned().zip(cells()).collect();
-            return self.arrival(line, Cells::Csv(row)).map(Some);
-        }
-        let header = cells();
-        if self.first.is_some() || !header.iter().any(|name| Column::Time.is(name)) {
-            let why = "neither JSON with a \"timestamp\" nor the header of a CSV file with a column timestamp, such as \
-                       \"TIMESTAMP,ContextTokens,GeneratedTokens\"";
-            return Err(bad(&self.path, line, why.into()));
-        }
-        self.header = Some(header);
-        self.next()
+        Ok(None)
     }
 
-    fn arrival(&mut self, line: u64, cells: Cells) -> Result<Arrival, LabError> {
-        let due_s = self.due_s(&cells).map_err(|why| bad(&self.path, line, why))?;
+    /// What a line holds; a header holds no row.
+    fn row(&mut self, line: u64, text: &str) -> Result<Option<Arrival>, String> {
+        let cells = if text.starts_with('{') {
+            Cells::of_json(serde_json::from_str(text).map_err(|e| format!("not JSON ({e})"))?)
+        } else if let Some(header) = &self.header {
+            Cells::of_csv(header, text)
+        } else {
+            let header = COLUMNS.map(|column| csv(text).position(|name| column.is(name)));
+            if self.first.is_some() || header[Column::Time as usize].is_none() {
+                return Err("neither JSON with a \"timestamp\" nor the header of a CSV file with a column timestamp, such as \
+                            \"TIMESTAMP,ContextTokens,GeneratedTokens\""
+                    .into());
+            }
+            self.header = Some(header);
+            return Ok(None);
+        };
+        let due_s = self.due_s(cells.get(Column::Time)?)?;
         if due_s < self.last_s {
-            let why = "came before the line above it; sort the file by time".into();
-            return Err(bad(&self.path, line, why));
+            return Err("came before the line above it; sort the file by time".into());
         }
         self.last_s = due_s;
-        Ok(Arrival { path: self.path.clone(), line, due_s, cells })
+        Ok(Some(Arrival { line, due_s, cells }))
     }
 
     /// When a row is due, in seconds after the first.
-    fn due_s(&mut self, cells: &Cells) -> Result<f64, String> {
-        let cell = cells.get(Column::Time).ok_or("no column timestamp, and a time is needed")?;
-        let moment = Moment::read(&cell).ok_or_else(|| {
+    fn due_s(&mut self, cell: &Value) -> Result<f64, String> {
+        let moment = Moment::read(cell).ok_or_else(|| {
             format!("{cell} is not a time; a number or a date such as 2023-11-16 18:17:03.979 was expected")
         })?;
         let first = *self.first.get_or_insert(moment);
@@ -178,7 +184,7 @@ impl Arrivals {
             }
             (Moment::Number(first), Moment::Number(now)) => {
                 // JSON lines count milliseconds if they count in integers, as Mooncake's do.
-                let unit = *self.unit.get_or_insert_with(|| {
+                let unit = *self.pace.unit.get_or_insert_with(|| {
                     self.guessed = cell.is_i64() || cell.is_u64();
                     if self.guessed { 1e-3 } else { 1.0 }
                 });
@@ -191,25 +197,36 @@ impl Arrivals {
             }
             _ => return Err(format!("{cell} is not written as the first time of the file is")),
         };
-        Ok(seconds / self.speed)
+        Ok(seconds / self.pace.speed)
     }
 }
 
-/// A row.
-enum Cells {
-    Json(Map<String, Value>),
-    Csv(Vec<(String, String)>),
-}
+/// What a row holds, by [`Column`].
+struct Cells([Option<Value>; 3]);
 
 impl Cells {
-    fn get(&self, column: Column) -> Option<Value> {
-        match self {
-            Cells::Json(row) => row.iter().find(|(name, _)| column.is(name)).map(|(_, value)| value.clone()),
-            Cells::Csv(row) => {
-                row.iter().find(|(name, _)| column.is(name)).map(|(_, text)| Value::String(text.clone()))
+    fn of_json(row: Map<String, Value>) -> Self {
+        let mut cells = [const { None }; 3];
+        for (name, value) in row {
+            if let Some(column) = COLUMNS.into_iter().find(|column| column.is(&name)) {
+                cells[column as usize] = Some(value);
             }
         }
+        Self(cells)
     }
+
+    fn of_csv(header: &[Option<usize>; 3], text: &str) -> Self {
+        Self(header.map(|at| csv(text).nth(at?).map(Value::from)))
+    }
+
+    fn get(&self, column: Column) -> Result<&Value, String> {
+        self.0[column as usize].as_ref().ok_or_else(|| format!("no column {}", column.told()))
+    }
+}
+
+/// The cells of a line of CSV; numbers, dates and their names have no commas in them.
+fn csv(line: &str) -> impl Iterator<Item = &str> {
+    line.split(',').map(|cell| cell.trim().trim_matches('"'))
 }
 
 #[derive(Clone, Copy)]
@@ -234,8 +251,4 @@ impl Moment {
             .find_map(|form| NaiveDateTime::parse_from_str(text, form).ok())
             .map(Moment::Date)
     }
-}
-
-fn bad(path: &Path, line: u64, why: String) -> LabError {
-    LabError::Dataset { path: path.into(), line: Some(line), why }
 }
