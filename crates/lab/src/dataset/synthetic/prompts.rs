@@ -1,4 +1,5 @@
-//! Prompts that are so and so many tokens long, made of common words. No two begin alike after what they are told to share.
+//! Prompts that are so and so many tokens long, made of common words. After what they are told to share, the first words of each are
+//! its number, written in words: no prefix cache finds one in another.
 
 use crate::LabError;
 use crate::tokenizer::Tokenizer;
@@ -172,3 +173,16 @@ fn single_tokens(tokenizer: &Tokenizer) -> Result<Vec<&'static str>, LabError> {
 
 /// A word that no vocabulary has.
 const UNKNOWN: &str = "qzxvwkjq";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn no_word_stands_in_the_list_twice() {
+        let words: BTreeSet<&str> = WORDS.split_ascii_whitespace().collect();
+        assert_eq!((words.len(), WORDS.split_ascii_whitespace().count()), (1024, 1024));
+        assert!(words.iter().all(|w| w.bytes().all(|b| b.is_ascii_lowercase()) && w.len() < WORD_BYTES * 2));
+    }
+}
