@@ -11,6 +11,7 @@ pub mod command;
 pub mod estimate;
 pub mod event;
 pub mod exchange;
+pub mod length;
 pub mod metrics;
 pub mod qualify;
 pub mod record;

@@ -18,7 +18,7 @@ pub fn choose(n: usize, count: usize, seed: u64) -> Vec<usize> {
 }
 
 /// A uniform number below `n`, without modulo bias.
-fn below(rng: &mut impl Rng, n: u64) -> u64 {
+pub(crate) fn below(rng: &mut impl Rng, n: u64) -> u64 {
     let unbiased = u64::MAX - u64::MAX % n;
     loop {
         let x = rng.next_u64();

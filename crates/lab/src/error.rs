@@ -39,6 +39,14 @@ pub enum LabError {
         /// What is wrong, and the way out.
         why: String,
     },
+    /// The tokenizer cannot be used.
+    #[error("{}: {why}; name the model's tokenizer.json, or the folder it is in", .path.display())]
+    Tokenizer {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
     /// The run folder cannot be written or read.
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -13,6 +13,7 @@ pub mod run;
 pub mod score;
 mod stop;
 mod summarize;
+pub mod tokenizer;
 
 pub use error::LabError;
 pub use folder::Destination;

@@ -14,6 +14,13 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap()
 }
 
+/// Made up.
+const CONVERSATIONS: &str = r#"[{"id": "a", "conversations": [{"from": "human", "value": "Capital of France?"}, {"from": "gpt", "value": "Paris."},
+    {"from": "human", "value": "And of Italy?"}]}]"#;
+
+/// Made up, in the format of the Azure LLM inference traces.
+const ARRIVALS: &str = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,30,4\n2023-11-16 18:17:04.0319600,12,9\n";
+
 /// Lines of ```sh blocks that start with `wattle`.
 fn examples(document: &str) -> Vec<String> {
     let text = read(document);
@@ -36,6 +43,8 @@ fn run_examples(document: &str, at_least: usize) {
     bench.write("questions.jsonl", &read("fixtures/questions/capitals.jsonl"));
     bench.write("square.json", &read("fixtures/scenarios/square.json"));
     bench.write("constant.json", &read("fixtures/scenarios/constant.json"));
+    bench.write("conversations.json", CONVERSATIONS);
+    bench.write("arrivals.csv", ARRIVALS);
     bench.summary(&["run", "--max-queries", "3", "--energy", "none", "--name", "NAME"]);
     let examples = examples(document);
     assert!(examples.len() >= at_least, "{document} has only {} examples", examples.len());

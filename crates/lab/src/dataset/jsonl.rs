@@ -131,14 +131,14 @@ impl Dataset for Jsonl {
 }
 
 /// The lines of a file that hold something, with their numbers.
-struct Lines {
+pub(super) struct Lines {
     path: PathBuf,
     reader: BufReader<File>,
     line: u64,
 }
 
 impl Lines {
-    fn open(path: &Path) -> Result<Self, LabError> {
+    pub(super) fn open(path: &Path) -> Result<Self, LabError> {
         let bad = |why: String| LabError::Dataset { path: path.into(), line: None, why };
         let file = File::open(path).map_err(|e| bad(format!("cannot open it: {e}")))?;
         if file.metadata().is_ok_and(|m| m.is_dir()) {
@@ -147,7 +147,7 @@ impl Lines {
         Ok(Self { path: path.into(), reader: BufReader::new(file), line: 0 })
     }
 
-    fn next(&mut self) -> Option<Result<(u64, String), LabError>> {
+    pub(super) fn next(&mut self) -> Option<Result<(u64, String), LabError>> {
         loop {
             self.line += 1;
             let bad = |why: String| LabError::Dataset { path: self.path.clone(), line: Some(self.line), why };
@@ -230,6 +230,8 @@ mod tests {
         let digest = |text: &[u8], count| census(open(text, &[], count).1.as_ref()).unwrap();
         let two = digest(b"{\"prompt\":\"ab\"}\n{\"prompt\":\"c\"}\n", None);
         assert_eq!((two.items, two.answers), (2, false));
+        // SHA-256 of 2 as eight bytes, "ab", 1 as eight bytes, "c": old runs are resumed by it.
+        assert_eq!(two.sha256, "43ee655579de01ca739b3f95c1c2d3f46d353b2c0df818064ea594506cdb2617");
         assert_ne!(two.sha256, digest(b"{\"prompt\":\"a\"}\n{\"prompt\":\"bc\"}\n", None).sha256);
         assert_eq!(digest(b"{\"prompt\":\"ab\"}\n{\"prompt\":\"c\"}\n", Some(1)).items, 1);
         assert_eq!(digest(b"", None).items, 0);

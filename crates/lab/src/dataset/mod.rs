@@ -7,9 +7,15 @@ use wattle_core::registry::{self, About, Params};
 
 mod builtin;
 mod jsonl;
+mod sharegpt;
+mod synthetic;
+mod trace;
+
+pub(crate) use trace::due_times;
 
 /// Every dataset there is.
-pub const DRIVERS: &[Driver] = &[builtin::DRIVER, jsonl::DRIVER];
+pub const DRIVERS: &[Driver] =
+    &[builtin::DRIVER, jsonl::DRIVER, sharegpt::DRIVER, synthetic::DRIVER, trace::DRIVER];
 
 /// How a dataset is found and opened.
 pub struct Driver {
@@ -63,7 +69,7 @@ pub struct Census {
     pub answers: bool,
     /// Whether items say when they are due.
     pub scheduled: bool,
-    /// SHA-256 over the prompts, each with its length before it.
+    /// SHA-256 over the prompts, each with its length before it, and over what was said before them.
     pub sha256: String,
 }
 
@@ -75,6 +81,13 @@ pub fn census(dataset: &dyn Dataset) -> Result<Census, LabError> {
         let item = item?;
         hash.update((item.prompt.len() as u64).to_le_bytes());
         hash.update(item.prompt.as_bytes());
+        for turn in &item.history {
+            // No prompt is so long: a turn cannot pass for the next prompt.
+            hash.update(u64::MAX.to_le_bytes());
+            hash.update([turn.role as u8]);
+            hash.update((turn.content.len() as u64).to_le_bytes());
+            hash.update(turn.content.as_bytes());
+        }
         answers |= item.expected.is_some();
         scheduled |= item.due_s.is_some();
         items += 1;

@@ -144,7 +144,7 @@ impl Order {
             What::New { spec, destination } => {
                 destination.check()?;
                 refuse_command(&spec, "give it to \"wattle exec\", or leave out the key command")?;
-                (absolute(*spec), Target::New(destination))
+                (absolute(replayed(*spec)), Target::New(destination))
             }
             What::Resume { run, changes } => {
                 let dir = RunDir::open(&run)?;
@@ -327,6 +327,17 @@ fn with_changes(spec: &Spec, changes: &[Layer]) -> Result<Spec, LabError> {
     Spec::from_layers(&layers).map_err(|e| usage(&e))
 }
 
+/// A trace alone says what is asked, too: prompts of its lengths.
+fn replayed(mut spec: Spec) -> Spec {
+    if spec.dataset == Spec::default().dataset
+        && let Some(trace) = spec.trace.take()
+    {
+        spec.dataset = "trace".into();
+        spec.dataset_param.insert("path".into(), trace);
+    }
+    spec
+}
+
 /// A spec of a command is none of ours.
 fn refuse_command(spec: &Spec, fix: &str) -> Result<(), LabError> {
     match spec.command.is_empty() {
@@ -344,15 +355,16 @@ pub(crate) fn absolute(mut spec: Spec) -> Spec {
             *value = path.display().to_string();
         }
     };
-    let paths = [
-        spec.dataset_param.get_mut("path"),
-        spec.client_param.get_mut("key_file"),
-        spec.model.as_mut().filter(|m| m.ends_with(".gguf")),
-    ];
-    paths.into_iter().flatten().for_each(fix);
-    ["replay.scenario", "replay.run", "nvml.library"]
-        .iter()
-        .filter_map(|k| spec.source_param.get_mut(*k).map(fix))
-        .count();
+    [spec.trace.as_mut(), spec.model.as_mut().filter(|m| m.ends_with(".gguf"))]
+        .into_iter()
+        .flatten()
+        .for_each(fix);
+    for (params, keys) in [
+        (&mut spec.dataset_param, &["path", "tokenizer"][..]),
+        (&mut spec.client_param, &["key_file", "tokenizer"]),
+        (&mut spec.source_param, &["replay.scenario", "replay.run", "nvml.library"]),
+    ] {
+        params.iter_mut().filter(|(key, _)| keys.contains(&key.as_str())).for_each(|(_, value)| fix(value));
+    }
     spec
 }

@@ -2,8 +2,9 @@
 
 use super::Order;
 use crate::LabError;
-use crate::dataset::Items;
+use crate::dataset::{self, Items};
 use std::collections::VecDeque;
+use std::path::Path;
 use wattle_core::arrival::Arrival;
 use wattle_core::record::Item;
 use wattle_core::seen::Seen;
@@ -137,7 +138,7 @@ enum Due {
 /// The schedule that the user asked for, if any.
 fn times(spec: &Spec) -> Result<Times, LabError> {
     if let Some(path) = &spec.trace {
-        return Err(LabError::Usage(format!("--trace {path}: not yet")));
+        return Ok(Some(Box::new(dataset::due_times(Path::new(path), &spec.dataset_param)?)));
     }
     Ok(spec.rate.map(|rate| {
         let arrival = Arrival {
