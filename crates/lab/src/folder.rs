@@ -137,7 +137,7 @@ impl Folder {
 }
 
 /// Sixteen hexadecimal digits that no other run has.
-fn unique_id() -> String {
+pub(crate) fn unique_id() -> String {
     // The standard library seeds this from the system's random numbers; the time makes a repeat harmless.
     let mut hasher = std::hash::RandomState::new().build_hasher();
     hasher.write_u64(clock::wall().0);

@@ -10,6 +10,7 @@ pub mod launch;
 mod metering;
 pub mod run;
 pub mod score;
+pub mod server;
 mod stop;
 mod summarize;
 

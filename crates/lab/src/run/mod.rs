@@ -9,6 +9,7 @@ use crate::dataset::{self, Census, Dataset};
 use crate::folder::{Destination, Folder};
 use crate::metering::Metering;
 use crate::score::{self, Scorer};
+use crate::server::{self, Home, Managed};
 use crate::{LabError, Stop, StopCause, summarize};
 use session::Session;
 use std::path::{Path, PathBuf};
@@ -38,7 +39,7 @@ pub enum What {
 }
 
 /// Settings that may be other ones when a run is resumed, because they do not change what is measured.
-pub const RESUMABLE: &[&str] = &["url", "client_param", "timeout_s", "max_errors"];
+pub const RESUMABLE: &[&str] = &["url", "client_param", "server", "timeout_s", "max_errors"];
 
 /// What is going on, for whoever shows it.
 #[derive(Debug, Clone, PartialEq)]
@@ -81,7 +82,7 @@ pub struct Ended {
     pub stopped: Option<StopCause>,
 }
 
-/// Runs it.
+/// Runs it. With a server of its own, this process must have no other children, and the calling thread must live as long as it does.
 pub fn run(what: What, stop: &Stop, observe: &mut Observer<'_>) -> Result<Ended, LabError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -89,8 +90,10 @@ pub fn run(what: What, stop: &Stop, observe: &mut Observer<'_>) -> Result<Ended,
         .map_err(|error| LabError::System { what: "cannot start the event loop", error })?;
     runtime.block_on(async {
         let order = Order::read(what)?;
-        let client = client::open(&order.spec.client, &order.client_settings())?;
-        order.carry_out(client.as_ref(), stop, observe).await
+        let mut server = Managed::plan(&order.spec)?;
+        let client = client::open(&order.spec.client, &server.settings(order.client_settings()))?;
+        let ended = order.carry_out(client.as_ref(), &mut server, stop, observe).await;
+        server.explain(ended).await
     })
 }
 
@@ -119,7 +122,7 @@ impl Order {
             What::New { spec, destination } => {
                 destination.check()?;
                 refuse_command(&spec, "give it to \"wattle exec\", or leave out the key command")?;
-                (absolute(*spec), Target::New(destination))
+                (server::settle(absolute(*spec))?, Target::New(destination))
             }
             What::Resume { run, changes } => {
                 let dir = RunDir::open(&run)?;
@@ -169,6 +172,7 @@ impl Order {
     async fn carry_out(
         &self,
         client: &dyn Client,
+        server: &mut Managed,
         stop: &Stop,
         observe: &mut Observer<'_>,
     ) -> Result<Ended, LabError> {
@@ -177,6 +181,14 @@ impl Order {
         {
             observe(Progress::Stage("nothing left to ask; writing the files anew"));
             return self.wrap_up(dir, None);
+        }
+        if server.is_planned() {
+            observe(Progress::Stage("starting the server"));
+            let home = match &self.target {
+                Target::New(destination) => Home::Below(&destination.out),
+                Target::Existing { folder, .. } => Home::Run(&folder.dir),
+            };
+            server.start(home, client, stop).await?;
         }
         observe(Progress::Stage("asking the client whether it is there"));
         let model = tokio::select! {
@@ -188,7 +200,7 @@ impl Order {
             } => ready?,
         };
         observe(Progress::Stage("opening sensors"));
-        let mut metering = Metering::open(&self.spec, &client.place(), client.worker())?;
+        let mut metering = Metering::open(&self.spec, &client.place(), client.worker(), server.pid())?;
         self.check_unchanged(&model, &metering)?;
         tokio::select! {
             biased;
@@ -206,12 +218,15 @@ impl Order {
                 &made
             }
         };
+        server.move_in(dir, &mut metering)?;
         let session = Session { order: self, client, model: &model, stop, past };
         let held = session.hold(dir, metering, observe).await;
+        // Before the files are written: how it ended is in them.
+        let closed = server.close(dir).await;
         observe(Progress::Stage("writing the files"));
         let ended = self.wrap_up(dir, held.as_ref().ok().copied().flatten());
         // The session's own trouble comes first; the files were still written as far as that went.
-        held.and(ended)
+        held.and(closed).and(ended)
     }
 
     /// A run is of one model and of one set of sensors: two sessions that differ would add up to nothing.

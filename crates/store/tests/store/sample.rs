@@ -413,6 +413,7 @@ pub(crate) fn warnings() -> Vec<Warning> {
         Warning::LeftBehind,
         Warning::Unwatched { pid: 4711 },
         Warning::Close { error: text() },
+        Warning::ServerEnded { how: text() },
         Warning::Contaminated { cores: 0.5 },
     ];
     for warning in &warnings {
@@ -442,6 +443,7 @@ pub(crate) fn warnings() -> Vec<Warning> {
             | Warning::LeftBehind
             | Warning::Unwatched { .. }
             | Warning::Close { .. }
+            | Warning::ServerEnded { .. }
             | Warning::Contaminated { .. } => {}
         }
     }
