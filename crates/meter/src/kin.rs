@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, WaitOptions};
 #[derive(Debug)]
 pub struct Kin {
     folder: Option<OwnedFd>,
-    /// Processes that have nothing to do with it.
+    /// Children of this process that have nothing to do with it.
     strangers: Vec<Id>,
     members: Vec<Id>,
     /// Members that run.
@@ -32,7 +32,8 @@ impl Kin {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = rustix::fs::open("/proc", flags, Mode::empty()).ok();
         let mut kin = Self { folder, strangers: Vec::new(), members: Vec::new(), alive: 0 };
-        kin.strangers = kin.processes().iter().map(id).collect();
+        let own = std::process::id();
+        kin.strangers = kin.processes().iter().filter(|p| p.parent == own).map(id).collect();
         kin
     }
 

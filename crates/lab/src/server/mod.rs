@@ -98,6 +98,7 @@ impl Managed {
         stop: &Stop,
     ) -> Result<(), LabError> {
         let Some(plan) = &self.plan else { return Ok(()) };
+        let program = plan.program()?;
         plan.check_free()?;
         let no_file = |error| LabError::System { what: "cannot keep the output of the server", error };
         let (output, log) = match home {
@@ -106,7 +107,7 @@ impl Managed {
         }
         .map_err(no_file)?;
         let name = || plan.words.first().cloned().unwrap_or_default();
-        let process = Process::start(plan, log)
+        let process = Process::start(plan, &program, log)
             .map_err(|error| LabError::Server(format!("cannot start the server {}: {error}", name())))?;
         let started = json!({
             "pid": process.pid(), "command": plan.shown(), "port": plan.port, "start_ns": process.started(),
@@ -245,11 +246,9 @@ async fn status(plan: &Plan, path: &str) -> Result<u16, String> {
         .header(hyper::header::CONNECTION, "close")
         .body(Empty::<Bytes>::new())
         .map_err(|e| text(&e))?;
-    // The connection moves only while it is looked after, and is closed with this future.
-    tokio::select! {
-        response = sender.send_request(request) => response.map(|r| r.status().as_u16()).map_err(|e| text(&e)),
-        ended = connection => Err(ended.err().map_or_else(|| "the connection was closed".into(), |e| text(&e))),
-    }
+    // Ends by itself when the sender is dropped or the server hangs up; errors reach the request.
+    tokio::spawn(connection);
+    sender.send_request(request).await.map(|r| r.status().as_u16()).map_err(|e| text(&e))
 }
 
 fn how(end: End) -> String {

@@ -41,7 +41,6 @@ const KNOCK: Duration = Duration::from_secs(1);
 /// What is to be started, with every placeholder filled in.
 #[derive(Debug)]
 pub(super) struct Plan {
-    pub(super) program: PathBuf,
     /// What it is called as, then its arguments.
     pub(super) words: Vec<String>,
     pub(super) environment: Vec<(String, String)>,
@@ -97,26 +96,35 @@ impl Plan {
             let text = text.replace("{name}", name.as_deref().unwrap_or_default());
             text.replace("{model}", given.unwrap_or_default())
         };
+        let health = options.get("health").cloned().or(preset.map(|p| p.health.to_owned()));
+        if health.as_ref().is_some_and(|path| !path.starts_with('/')) {
+            return Err(usage("health is a path, and must begin with a slash"));
+        }
         let dir = folder(options)?;
         let filled: Vec<String> = words.iter().map(fill).collect();
-        let Some(first) = filled.first() else { return Err(usage("the command is empty")) };
-        let program =
-            find(first, &dir).map_err(|e| LabError::Server(format!("cannot start the server: {e}")))?;
+        if filled.is_empty() {
+            return Err(usage("the command is empty"));
+        }
         let base = if spec.client == "openai" { "/v1" } else { "" };
         Ok(Some(Plan {
-            program,
             environment: environment.iter().map(|(name, value)| (name.clone(), fill(value))).collect(),
             dir,
             url: spec.url.clone().unwrap_or_else(|| format!("http://{host}:{port}{base}")),
             // A command that is told a path or a name may call its model anything.
             model: name.filter(|_| preset.is_some() || !uses("{model}")),
-            health: options.get("health").cloned().or(preset.map(|p| p.health.to_owned())),
+            health,
             ready: seconds(options, "ready_s", READY_S)?,
             stop: seconds(options, "stop_s", STOP_S)?,
             words: filled,
             host,
             port,
         }))
+    }
+
+    /// The file that is started.
+    pub(super) fn program(&self) -> Result<PathBuf, LabError> {
+        let found = find(self.words.first().map_or("", String::as_str), &self.dir);
+        found.map_err(|e| LabError::Server(format!("cannot start the server: {e}")))
     }
 
     /// Refuses an address at which somebody else is heard: it would be their server that is measured.
@@ -253,7 +261,9 @@ mod tests {
         );
         assert_eq!(plan.url, format!("http://127.0.0.1:{port}/v1"));
         assert_eq!(plan.model, None, "the server may call it otherwise");
-        assert!(plan.program.is_absolute());
+        assert!(plan.program().unwrap().is_absolute());
+        let none = super::Plan { words: vec!["no-such-program".into()], ..plan };
+        assert!(none.program().unwrap_err().to_string().contains("no such program"));
     }
 
     #[test]
@@ -274,7 +284,8 @@ mod tests {
             (&[("command", "sh {port}"), ("stop_s", "-1")], "stop_s"),
             (&[("command", "sh {port}"), ("dir", "/no/such/folder")], "no folder"),
             (&[("command", "sh {port} {model}")], "--model"),
-            (&[("command", "no-such-program-here {port}")], "no such program"),
+            (&[("command", "sh {port}"), ("health", "health")], "begin with a slash"),
+            (&[("command", " "), ("port", "1")], "empty"),
             (&[("command", "sh")], "{port}"),
         ] {
             let error = refused(&spec(options));

@@ -4,6 +4,7 @@ use super::plan::Plan;
 use std::fs::File;
 use std::io;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use wattle_core::Stamp;
@@ -48,10 +49,10 @@ pub(super) struct Stopped {
 
 impl Process {
     /// Starts it, with its output to `log`.
-    pub(super) fn start(plan: &Plan, log: File) -> io::Result<Self> {
+    pub(super) fn start(plan: &Plan, program: &Path, log: File) -> io::Result<Self> {
         adopt_orphans();
         let mut kin = Kin::before();
-        let mut command = Command::new(&plan.program);
+        let mut command = Command::new(program);
         if let Some((name, arguments)) = plan.words.split_first() {
             command.arg0(name).args(arguments);
         }
@@ -152,7 +153,7 @@ impl Guard {
     fn over(child: &Child) -> io::Result<Self> {
         let group = child.pid().to_string();
         let mut command = Command::new("/bin/sh");
-        command.args(["-c", "read -r _; kill -KILL -- \"-$1\"", "wattle-guard", &group]);
+        command.args(["-c", "read -r _; kill -s KILL -- \"-$1\"", "wattle-guard", &group]);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         command.env_clear().current_dir("/").process_group(0).spawn().map(Self)
     }
@@ -163,5 +164,32 @@ impl Drop for Guard {
         // Killed before its pipe is closed: there is nothing to do for it any more.
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wattle_core::registry::Params;
+    use wattle_core::spec::Spec;
+
+    /// The only test of this crate that starts processes: others would be taken for the server's.
+    #[test]
+    fn a_panic_ends_it_too() {
+        let command = "sh -c 'trap \"\" TERM; echo up; while :; do sleep 0.1; done'";
+        let options = [("command", command), ("port", "1"), ("stop_s", "0.2")];
+        let server: Params = options.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
+        let plan = Plan::of(&Spec { server, ..Spec::default() }).unwrap().unwrap();
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let process = Process::start(&plan, &plan.program().unwrap(), log.reopen().unwrap()).unwrap();
+        let path = format!("/proc/{}", process.pid());
+        while std::fs::read(log.path()).unwrap().is_empty() {
+            std::thread::sleep(LOOK);
+        }
+        let broken = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+            let _held = process;
+            panic!("as it would in the middle of a run");
+        }));
+        assert!(broken.is_err() && !std::path::Path::new(&path).exists());
     }
 }
