@@ -289,7 +289,7 @@ pub struct Resources {
     pub cpu_usr_mean_pct: Option<f64>,
     /// CPU time with nothing to do, of all CPUs, in per cent.
     pub cpu_idle_mean_pct: Option<f64>,
-    /// CPU seconds of the command and everything it started.
+    /// CPU seconds of the command, or of the server that was started for the run, and everything it started.
     pub tree_cpu_s: Option<f64>,
     /// Most memory that these held together, in MiB; pages they share count in each.
     pub tree_peak_rss_mb: Option<f64>,

@@ -146,6 +146,11 @@ pub enum Warning {
         /// What it said.
         error: String,
     },
+    /// The server that was started for the run ended before the run did.
+    ServerEnded {
+        /// How, and what it last said.
+        how: String,
+    },
     /// Other processes used the CPU during the run.
     Contaminated {
         /// CPU cores used by others, on average.
@@ -247,6 +252,10 @@ impl fmt::Display for Warning {
                 write!(f, "no expected answers, so no accuracy; name them with --dataset-param answer=COLUMN")
             }
             Warning::Close { error } => write!(f, "the client did not close cleanly: {error}"),
+            Warning::ServerEnded { how } => write!(
+                f,
+                "the server that was started for this run ended {how}; what was asked after that has no answer, and server.log has all it said"
+            ),
             Warning::Contaminated { cores } => write!(
                 f,
                 "other processes used {cores:.1} CPU cores in this session, idle baseline included; times and energy are not those of a quiet machine"

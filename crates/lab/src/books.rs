@@ -67,6 +67,9 @@ impl Books {
         let mut log = dir.log()?;
         let version = env!("CARGO_PKG_VERSION").to_owned();
         log.append(clock::wall(), &Event::Session { session, anchor: clock::anchor(), version, queries })?;
+        for event in &metering.happened {
+            log.append(clock::wall(), event)?;
+        }
         for warning in &metering.warnings {
             log.append(clock::wall(), &Event::Warning(warning.clone()))?;
         }

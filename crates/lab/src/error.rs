@@ -29,6 +29,9 @@ pub enum LabError {
     /// The model server is not there or not well.
     #[error("{0}")]
     Client(String),
+    /// The server that was to be started for the run is not there.
+    #[error("{0}")]
+    Server(String),
     /// The dataset cannot be read.
     #[error("{}{}: {why}", .path.display(), .line.map_or_else(String::new, |l| format!(":{l}")))]
     Dataset {

@@ -10,7 +10,7 @@ use wattle_core::seen::Seen;
 use wattle_core::spec::Spec;
 use wattle_core::summary::{RunInfo, SCHEMA_VERSION, hardware_label, slug};
 use wattle_meter::{child, clock};
-use wattle_store::{Lock, RunDir};
+use wattle_store::{Lock, RunDir, StoreError};
 
 /// Where a new run goes.
 #[derive(Debug, Clone)]
@@ -24,13 +24,17 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// A folder's name is one name, not a way out of the folder it is made in.
+    /// A folder's name is one name, not a way out of the folder it is made in; and it is free, which is better known before a model is
+    /// loaded than after.
     pub(crate) fn check(&self) -> Result<(), LabError> {
         match &self.name {
             Some(name) if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\']) => {
                 Err(LabError::Usage(format!(
                     "--name \"{name}\" is not the name of a folder; leave out slashes and leading dots"
                 )))
+            }
+            Some(name) if !self.overwrite && self.out.join(name).exists() => {
+                Err(StoreError::Exists { path: self.out.join(name) }.into())
             }
             _ => Ok(()),
         }
@@ -137,7 +141,7 @@ impl Folder {
 }
 
 /// Sixteen hexadecimal digits that no other run has.
-fn unique_id() -> String {
+pub(crate) fn unique_id() -> String {
     // The standard library seeds this from the system's random numbers; the time makes a repeat harmless.
     let mut hasher = std::hash::RandomState::new().build_hasher();
     hasher.write_u64(clock::wall().0);

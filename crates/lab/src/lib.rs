@@ -11,6 +11,7 @@ pub mod launch;
 mod metering;
 pub mod run;
 pub mod score;
+pub mod server;
 mod stop;
 mod summarize;
 pub mod tokenizer;

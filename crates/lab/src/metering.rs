@@ -4,8 +4,8 @@ use crate::LabError;
 use crate::client::Place;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use wattle_core::event::Event;
 use wattle_core::qualify::{Qualification, Qualifier};
-use wattle_core::registry::Params;
 use wattle_core::sensor::{DeviceKind, Panel, Reading, Sensor, SensorId};
 use wattle_core::spec::{Energy, Spec};
 use wattle_core::summary::{RunInfo, SourceInfo};
@@ -30,12 +30,20 @@ pub(crate) struct Metering {
     pub(crate) warnings: Vec<Warning>,
     /// What was read while the sensors were qualified.
     pub(crate) early: Vec<Reading>,
+    /// What happened before there was a log to write it to.
+    pub(crate) happened: Vec<Event>,
     worker: Option<DeviceKind>,
 }
 
 impl Metering {
-    /// Opens what `spec` asks for and starts reading. `worker` is the kind of device that does the work, where it is known.
-    pub(crate) fn open(spec: &Spec, place: &Place, worker: Option<DeviceKind>) -> Result<Self, LabError> {
+    /// Opens what `spec` asks for and starts reading. `worker` is the kind of device that does the work, where it is known;
+    /// `server` the process that was started to do it.
+    pub(crate) fn open(
+        spec: &Spec,
+        place: &Place,
+        worker: Option<DeviceKind>,
+        server: Option<u32>,
+    ) -> Result<Self, LabError> {
         let without = |why: String| Self {
             meter: None,
             panel: None,
@@ -43,6 +51,7 @@ impl Metering {
             qualified: Vec::new(),
             warnings: vec![Warning::NoEnergy { why }],
             early: Vec::new(),
+            happened: Vec::new(),
             worker: None,
         };
         match (spec.energy, place) {
@@ -66,11 +75,7 @@ impl Metering {
             worker: chosen_for,
             lenient: false,
             recordings: Some(recording),
-            // A command is everything below this process.
-            hints: match spec.command.is_empty() || spec.root.is_some() {
-                true => Params::new(),
-                false => Params::from([("procstat.pid".to_owned(), "self".to_owned())]),
-            },
+            hints: tree(spec, server).into_iter().map(|pid| ("procstat.pid".to_owned(), pid)).collect(),
         })?;
         let sensors: Vec<Sensor> = opened.sources.iter().flat_map(|s| s.sensors().iter().cloned()).collect();
         let panel = Panel::choose(&sensors, chosen_for, &[]);
@@ -123,6 +128,7 @@ impl Metering {
             qualified: Vec::new(),
             warnings,
             early: Vec::new(),
+            happened: Vec::new(),
             worker: chosen_for,
         })
     }
@@ -188,6 +194,13 @@ impl Metering {
         let chosen = self.panel.iter().flat_map(|p| &p.sensors);
         chosen.map(|s| self.sensors()[usize::from(s.0)].name.clone()).collect()
     }
+}
+
+/// The process that is metered with everything below it: a command is everything below this one. No process of this machine is below
+/// a pretended root.
+fn tree(spec: &Spec, server: Option<u32>) -> Option<String> {
+    let pid = server.map(|pid| pid.to_string()).or((!spec.command.is_empty()).then(|| "self".to_owned()));
+    pid.filter(|_| spec.root.is_none())
 }
 
 /// Opens the first session of a run for the source `replay`. A later one may be of another boot, whose clock and counters began

@@ -4,6 +4,7 @@
 use crate::clock;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use std::io;
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 use wattle_core::time::Stamp;
 use wattle_core::units::Seconds;
@@ -33,6 +34,15 @@ pub struct Used {
     pub peak_rss: Option<u64>,
 }
 
+/// How a program ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct End {
+    /// What it returned; `None` if a signal ended it.
+    pub exit_code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+}
+
 /// Makes this process the parent of whatever its children leave behind, so that it stays in the tree below this one.
 pub fn adopt_orphans() {
     // Who ignores SIGCHLD, as whoever started us may have, never learns what a child returned.
@@ -52,6 +62,25 @@ impl Child {
         Ok(Child { pid: pid.ok_or(io::ErrorKind::InvalidData)?, start, inherited: own_peak() })
     }
 
+    /// Starts a program at the head of a process group of its own. The system kills it when the calling thread ends, as it does with
+    /// the whole process: call it on a thread that stays.
+    pub fn spawn_bound(command: &mut Command) -> io::Result<Child> {
+        command.process_group(0);
+        #[cfg(target_os = "linux")]
+        {
+            let parent = rustix::process::getpid();
+            let bind = move || {
+                rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+                // Whoever died before that would never be missed.
+                let orphaned = rustix::process::getppid() != Some(parent);
+                if orphaned { Err(io::Error::from_raw_os_error(libc::ESRCH)) } else { Ok(()) }
+            };
+            // SAFETY: between fork and exec it makes system calls only, and allocates nothing.
+            unsafe { command.pre_exec(bind) };
+        }
+        Self::spawn(command)
+    }
+
     /// Its number.
     pub fn pid(&self) -> u32 {
         self.pid.as_raw_nonzero().get().unsigned_abs()
@@ -62,6 +91,20 @@ impl Child {
         if let Some(signal) = Signal::from_named_raw(signal) {
             let _ = rustix::process::kill_process(self.pid, signal);
         }
+    }
+
+    /// Sends a signal to the process group that it heads. It must not have been reaped.
+    pub fn signal_group(&self, signal: i32) {
+        if let Some(signal) = Signal::from_named_raw(signal) {
+            let _ = rustix::process::kill_process_group(self.pid, signal);
+        }
+    }
+
+    /// How it ended, if it has; it still has to be [reaped](Child::reap).
+    pub fn end(&self) -> Option<End> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        let status = rustix::process::waitid(WaitId::Pid(self.pid), options).ok()??;
+        Some(End { exit_code: status.exit_status(), signal: status.terminating_signal() })
     }
 
     /// Waits for its end and says when that was; it still has to be [reaped](Child::reap).
@@ -188,6 +231,18 @@ mod tests {
         child.signal(15);
         child.wait().unwrap();
         assert_eq!(child.reap().unwrap().signal, Some(15));
+    }
+
+    #[test]
+    fn a_group_is_signalled_as_a_whole_and_its_end_is_seen_before_it_is_reaped() {
+        // The shell waits for a sleep that only the group's signal reaches.
+        let child = Child::spawn_bound(Command::new("sh").args(["-c", "sleep 600 & wait"])).unwrap();
+        assert_eq!(child.end(), None);
+        child.signal_group(9);
+        child.wait().unwrap();
+        assert_eq!(child.end(), Some(End { exit_code: None, signal: Some(9) }));
+        assert_eq!(child.reap().unwrap().signal, Some(9));
+        assert_eq!(child.end(), None, "nobody is left to ask");
     }
 
     #[test]

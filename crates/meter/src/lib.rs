@@ -8,6 +8,7 @@ pub mod child;
 pub mod clock;
 mod host;
 mod joules;
+pub mod kin;
 pub mod receive;
 mod sampler;
 pub mod source;

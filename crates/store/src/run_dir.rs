@@ -20,6 +20,7 @@ pub(crate) const READINGS: &str = "readings.parquet";
 pub(crate) const SUMMARY: &str = "summary.json";
 pub(crate) const HF: &str = "hf";
 const RESULT: &str = "result";
+const SERVER_LOG: &str = "server.log";
 const LOCK: &str = ".lock";
 
 /// A run folder.
@@ -94,6 +95,11 @@ impl RunDir {
         let path = self.path.join(RESULT);
         fs::create_dir_all(&path).map_err(|source| StoreError::Create { path: path.clone(), source })?;
         Ok(path)
+    }
+
+    /// Where the output of a server goes that was started for the run.
+    pub fn server_log(&self) -> PathBuf {
+        self.path.join(SERVER_LOG)
     }
 
     /// Opens the log for appending; a torn last line, left by a kill, is cut off first.

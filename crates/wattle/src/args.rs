@@ -365,6 +365,8 @@ pub(crate) enum Listed {
     Sources,
     /// How commands are started
     Launchers,
+    /// Servers that can be started for a run
+    Servers,
     /// What the figures mean
     Metrics,
     /// Built-in models

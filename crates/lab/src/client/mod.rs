@@ -59,7 +59,7 @@ impl Limits {
     pub(crate) async fn hold<T>(&self, live: &Live, work: impl Future<Output = T>) -> Result<T, Outcome> {
         let began = clock::now();
         tokio::pin!(work);
-        let timer = tokio::time::sleep(self.next(live, began).0);
+        let timer = tokio::time::sleep(self.look(self.next(live, began).0));
         tokio::pin!(timer);
         loop {
             tokio::select! {
@@ -72,8 +72,13 @@ impl Limits {
             if left.is_zero() {
                 return Err(Outcome::Failed { class: FailureClass::Timeout, error: what });
             }
-            timer.as_mut().reset(tokio::time::Instant::now() + left);
+            timer.as_mut().reset(tokio::time::Instant::now() + self.look(left));
         }
+    }
+
+    /// When to look again, if `left` is left: the first token may come any time, and with it a limit that was none before.
+    fn look(&self, left: Duration) -> Duration {
+        self.stall.map_or(left, |stall| left.min(stall))
     }
 
     /// How long until the next limit is broken, and what that would be.

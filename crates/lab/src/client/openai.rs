@@ -3,9 +3,11 @@
 use super::{BoxFuture, Client, Driver, Limits, Live, Place, Settings, Tell, Verdict, verdict};
 use crate::LabError;
 use crate::http::{Answer, Endpoint, Http, KEY_VARIABLE, Trouble, Version, read_key, refusal};
+use crate::tokenizer::Tokenizer;
 use hyper::Method;
 use hyper::header::CONTENT_TYPE;
 use serde_json::{Map, Value};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use wattle_core::exchange::{Exchange, FailureClass, Finish, Request, TokensFrom};
@@ -36,6 +38,10 @@ pub(super) const DRIVER: Driver = Driver {
             },
             Opt { key: "body", about: "more of each request, a JSON object; null takes a key away" },
             Opt {
+                key: "tokenizer",
+                about: "tokenizer.json, to count tokens where a server does not; else pieces are counted",
+            },
+            Opt {
                 key: "http",
                 about: "1, or 2: up to a hundred requests on a connection, tokens dated when read (1)",
             },
@@ -51,6 +57,15 @@ struct OpenAi {
     api: Api,
     cap: CapKey,
     more: Map<String, Value>,
+    tokenizer: Option<Tokenizer>,
+}
+
+/// What a stream said beside its exchange.
+#[derive(Default)]
+struct Said {
+    finish: Option<Finish>,
+    /// Reasoning and tool calls: tokens that are not part of the answer. Kept where they are to be counted.
+    aside: Option<String>,
 }
 
 impl OpenAi {
@@ -75,6 +90,7 @@ impl OpenAi {
                 Some(text) => serde_json::from_str(text)
                     .map_err(|e| LabError::Usage(format!("body={text}: not a JSON object: {e}")))?,
             },
+            tokenizer: settings.params.get("tokenizer").map(|p| Tokenizer::open(Path::new(p))).transpose()?,
         })
     }
 
@@ -127,17 +143,31 @@ impl OpenAi {
             return Err(refusal(answer, wire::error_text).await);
         }
         let kind = answer.response.headers().get(CONTENT_TYPE).and_then(|v| v.to_str().ok());
-        let finish = if kind.is_some_and(|v| v.starts_with("text/event-stream")) {
-            read_stream(answer, live).await?
+        let mut said = Said { finish: None, aside: self.tokenizer.as_ref().map(|_| String::new()) };
+        if kind.is_some_and(|v| v.starts_with("text/event-stream")) {
+            read_stream(answer, live, &mut said).await?;
         } else {
             let body = answer.body(LONGEST_ANSWER).await?;
-            let mut finish = None;
-            live.with(|exchange| take_chunk(&body, None, exchange, &mut finish))?;
-            finish
-        };
-        finish.ok_or_else(|| {
+            live.with(|exchange| take_chunk(&body, None, exchange, &mut said))?;
+        }
+        live.with(|exchange| self.count(exchange, &said));
+        said.finish.ok_or_else(|| {
             Trouble::protocol("the answer broke off: the stream ended without a finish reason")
         })
+    }
+
+    /// Counts the tokens of an answer whose server did not.
+    fn count(&self, exchange: &mut Exchange, said: &Said) {
+        if exchange.usage.completion.is_some() {
+            return;
+        }
+        let counted = self.tokenizer.as_ref().zip(said.aside.as_ref()).and_then(|(tokenizer, aside)| {
+            Some(tokenizer.count(&exchange.answer).ok()? + tokenizer.count(aside).ok()?)
+        });
+        if let Some(tokens) = counted {
+            exchange.usage.completion = Some(tokens as u64);
+            exchange.usage.from = Some(TokensFrom::Tokenizer);
+        }
     }
 }
 
@@ -150,12 +180,12 @@ fn choice<T: Copy>(params: &Params, key: &str, all: &[(&str, T)]) -> Result<T, L
     })
 }
 
-async fn read_stream(mut answer: Answer<'_>, live: &Live) -> Result<Option<Finish>, Trouble> {
+async fn read_stream(mut answer: Answer<'_>, live: &Live, said: &mut Said) -> Result<(), Trouble> {
     let mut decoder = sse::Decoder::default();
-    let (mut finish, mut trouble) = (None, None);
+    let mut trouble = None;
     let mut take = |data: &[u8], at: Stamp, exchange: &mut Exchange| {
         if trouble.is_none() {
-            trouble = take_chunk(data, Some(at), exchange, &mut finish).err();
+            trouble = take_chunk(data, Some(at), exchange, said).err();
         }
     };
     while let Some(data) = answer.piece().await? {
@@ -170,7 +200,7 @@ async fn read_stream(mut answer: Answer<'_>, live: &Live) -> Result<Option<Finis
     let (at, _) = answer.came();
     live.with(|exchange| decoder.finish(|event| take(event, at, exchange))).map_err(Trouble::protocol)?;
     answer.give_back();
-    trouble.map_or(Ok(finish), Err)
+    trouble.map_or(Ok(()), Err)
 }
 
 /// Takes in one event; `at` is when its bytes arrived, if that says anything about its tokens.
@@ -178,7 +208,7 @@ fn take_chunk(
     data: &[u8],
     at: Option<Stamp>,
     exchange: &mut Exchange,
-    finish: &mut Option<Finish>,
+    said: &mut Said,
 ) -> Result<(), Trouble> {
     let chunk = match wire::parse(data) {
         Ok(Some(chunk)) => chunk,
@@ -194,6 +224,9 @@ fn take_chunk(
         return Err(Trouble::protocol("the answer is longer than 64 MiB"));
     }
     exchange.answer.push_str(&chunk.content);
+    if let Some(aside) = said.aside.as_mut().filter(|aside| aside.len() < LONGEST_ANSWER) {
+        aside.push_str(&chunk.aside);
+    }
     if exchange.response_id.is_none() {
         exchange.response_id = chunk.id.map(Into::into);
     }
@@ -201,7 +234,7 @@ fn take_chunk(
     if chunk.timings.is_some() {
         exchange.server = chunk.timings;
     }
-    *finish = chunk.finish.or(*finish);
+    said.finish = chunk.finish.or(said.finish);
     Ok(())
 }
 

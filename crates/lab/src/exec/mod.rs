@@ -151,7 +151,7 @@ impl Order {
 
     async fn carry_out(self, on_failure: OnFailure, signals: &mut Signalled) -> Result<Ended, LabError> {
         child::adopt_orphans();
-        let mut metering = Metering::open(&self.spec, &Place::ThisHost, None)?;
+        let mut metering = Metering::open(&self.spec, &Place::ThisHost, None, None)?;
         tokio::select! {
             biased;
             signal = stop(signals) => return Err(LabError::Stopped(signal)),
@@ -294,7 +294,7 @@ const INTERRUPT: i32 = 2;
 const TERMINATE: i32 = 15;
 
 /// The program that a shell would start, looked for before anything is measured.
-fn find(name: &str, working_dir: &Path) -> Result<PathBuf, LabError> {
+pub(crate) fn find(name: &str, working_dir: &Path) -> Result<PathBuf, LabError> {
     let candidates: Vec<PathBuf> = match name.contains('/') {
         true => vec![working_dir.join(name)],
         false => {

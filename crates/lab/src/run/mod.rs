@@ -12,6 +12,7 @@ use crate::dataset::{self, Census, Dataset};
 use crate::folder::{Destination, Folder};
 use crate::metering::Metering;
 use crate::score::{self, Scorer};
+use crate::server::{self, Home, Managed};
 use crate::{LabError, Stop, StopCause, summarize};
 use session::Session;
 use std::cell::RefCell;
@@ -45,6 +46,7 @@ pub enum What {
 pub const RESUMABLE: &[&str] = &[
     "url",
     "client_param",
+    "server",
     "timeout_s",
     "connect_timeout_s",
     "first_token_timeout_s",
@@ -106,7 +108,7 @@ pub struct Ended {
     pub stopped: Option<StopCause>,
 }
 
-/// Runs it.
+/// Runs it. With a server of its own, this process must have no other children, and the calling thread must live as long as it does.
 pub fn run(what: What, stop: &Stop, observe: &mut Observer<'_>) -> Result<Ended, LabError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -114,8 +116,10 @@ pub fn run(what: What, stop: &Stop, observe: &mut Observer<'_>) -> Result<Ended,
         .map_err(|error| LabError::System { what: "cannot start the event loop", error })?;
     runtime.block_on(async {
         let order = Order::read(what)?;
-        let client = client::open(&order.spec.client, &order.client_settings())?;
-        order.carry_out(client.as_ref(), stop, observe).await
+        let mut server = Managed::plan(&order.spec)?;
+        let client = client::open(&order.spec.client, &server.settings(order.client_settings()))?;
+        let ended = order.carry_out(client.as_ref(), &mut server, stop, observe).await;
+        server.explain(ended).await
     })
 }
 
@@ -144,7 +148,7 @@ impl Order {
             What::New { spec, destination } => {
                 destination.check()?;
                 refuse_command(&spec, "give it to \"wattle exec\", or leave out the key command")?;
-                (absolute(replayed(*spec)), Target::New(destination))
+                (server::settle(absolute(replayed(*spec)))?, Target::New(destination))
             }
             What::Resume { run, changes } => {
                 let dir = RunDir::open(&run)?;
@@ -219,6 +223,7 @@ impl Order {
     async fn carry_out(
         &self,
         client: &dyn Client,
+        server: &mut Managed,
         stop: &Stop,
         observe: &mut Observer<'_>,
     ) -> Result<Ended, LabError> {
@@ -227,6 +232,14 @@ impl Order {
         {
             observe(Progress::Stage("nothing left to ask; writing the files anew".into()));
             return self.wrap_up(dir, None);
+        }
+        if server.is_planned() {
+            observe(Progress::Stage("starting the server".into()));
+            let home = match &self.target {
+                Target::New(destination) => Home::Below(&destination.out),
+                Target::Existing { folder, .. } => Home::Run(&folder.dir),
+            };
+            server.start(home, client, stop).await?;
         }
         observe(Progress::Stage("asking the client whether it is there".into()));
         let model = tokio::select! {
@@ -239,7 +252,7 @@ impl Order {
             } => ready?,
         };
         observe(Progress::Stage("opening sensors".into()));
-        let mut metering = Metering::open(&self.spec, &client.place(), client.worker())?;
+        let mut metering = Metering::open(&self.spec, &client.place(), client.worker(), server.pid())?;
         self.check_unchanged(&model, &metering)?;
         tokio::select! {
             biased;
@@ -257,6 +270,7 @@ impl Order {
                 &made
             }
         };
+        server.move_in(dir, &mut metering)?;
         let run_id = dir.info()?.run_id;
         let name = model.name.as_str().into();
         let mark = &run_id[..run_id.len().min(8)];
@@ -265,10 +279,12 @@ impl Order {
         if let Some(cause) = stop.cause().filter(|_| stop.hurries()) {
             return Err(LabError::Hurried { cause, run: dir.path().into() });
         }
+        // Before the files are written: how it ended is in them.
+        let closed = server.close(dir).await;
         observe(Progress::Stage("writing the files".into()));
         let ended = self.wrap_up(dir, held.as_ref().ok().copied().flatten());
         // The session's own trouble comes first; the files were still written as far as that went.
-        held.and(ended)
+        held.and(closed).and(ended)
     }
 
     /// A run is of one model and of one set of sensors: two sessions that differ would add up to nothing.

@@ -207,7 +207,10 @@ impl Measured {
             power_watts_max: max(gpu, Quantity::Power),
             cpu_usr_mean_pct: part(user),
             cpu_idle_mean_pct: part(grown(Quantity::CpuIdle)),
-            tree_cpu_s: (!told.repetitions.is_empty()).then(|| cpu.sum()),
+            tree_cpu_s: match told.repetitions.is_empty() {
+                true => tallies(DeviceKind::Process, Quantity::CpuBusy).find_map(Tally::grown),
+                false => Some(cpu.sum()),
+            },
             // Four looks a second miss the peak of a short command; the system's own figure does not.
             tree_peak_rss_mb: [largest, together].into_iter().flatten().reduce(f64::max).map(|b| b / MIB),
         };

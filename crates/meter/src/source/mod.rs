@@ -9,7 +9,7 @@ use wattle_core::summary::SourceInfo;
 
 mod model;
 mod nvml;
-mod procstat;
+pub(crate) mod procstat;
 mod rapl;
 mod replay;
 

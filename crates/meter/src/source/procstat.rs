@@ -2,7 +2,7 @@
 //! energy: it tells who else was busy, and feeds the [`super::model`].
 
 mod times;
-mod tree;
+pub(crate) mod tree;
 
 pub(super) use self::times::CpuTimes;
 use self::times::{STATES, lines};

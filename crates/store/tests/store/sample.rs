@@ -414,6 +414,7 @@ pub(crate) fn warnings() -> Vec<Warning> {
         Warning::LeftBehind,
         Warning::Unwatched { pid: 4711 },
         Warning::Close { error: text() },
+        Warning::ServerEnded { how: text() },
         Warning::Contaminated { cores: 0.5 },
     ];
     for warning in &warnings {
@@ -443,6 +444,7 @@ pub(crate) fn warnings() -> Vec<Warning> {
             | Warning::LeftBehind
             | Warning::Unwatched { .. }
             | Warning::Close { .. }
+            | Warning::ServerEnded { .. }
             | Warning::Contaminated { .. } => {}
         }
     }

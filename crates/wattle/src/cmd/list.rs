@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::process::ExitCode;
 use wattle_core::metrics::METRICS;
 use wattle_core::registry::About;
-use wattle_lab::{client, dataset, launch, score};
+use wattle_lab::{client, dataset, launch, score, server};
 use wattle_meter::source;
 
 /// Prints the list.
@@ -17,6 +17,11 @@ pub(crate) fn list(args: &ListArgs) -> Result<ExitCode> {
         Listed::Datasets => drivers(dataset::DRIVERS.iter().map(|d| d.about)),
         Listed::Scorers => drivers(score::DRIVERS.iter().map(|d| d.about)),
         Listed::Launchers => drivers(launch::DRIVERS.iter().map(|d| d.about)),
+        Listed::Servers => {
+            let presets =
+                server::PRESETS.iter().map(|p| About { name: p.name, about: p.about, options: &[] });
+            drivers(presets.chain([server::ABOUT]))
+        }
         Listed::Sources => drivers(source::DRIVERS.iter().map(|d| d.about)),
         Listed::Models => {
             rows(client::embedded::MODELS.iter().map(|m| (m.name.to_owned(), m.about.to_owned())))

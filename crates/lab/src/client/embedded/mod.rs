@@ -133,6 +133,24 @@ fn read_file(path: &str) -> Result<Vec<u8>, LabError> {
     std::fs::read(path).map_err(cannot)
 }
 
+/// Whether this engine can run the model in that file, or why it is one for a server. A file that cannot be read, or is no whole GGUF
+/// file, is nobody's: opening it says more.
+pub(crate) fn fits(path: &str) -> Result<(), String> {
+    let size = std::fs::metadata(path).map_or(0, |m| m.len());
+    if size > LARGEST_FILE {
+        return Err(format!("{} MB are too much for the embedded engine", size / 1_000_000));
+    }
+    let Ok(bytes) = std::fs::read(path) else { return Ok(()) };
+    match Model::from_bytes(&bytes) {
+        Err(
+            error @ (EngineError::NotByteLevel { .. }
+            | EngineError::Metadata { .. }
+            | EngineError::Tensor { .. }),
+        ) => Err(error.to_string()),
+        _ => Ok(()),
+    }
+}
+
 fn on_a_server(path: &str) -> String {
     format!(
         ", for example \"llama-server -m {path} --port 8080\", and give --client openai --url http://127.0.0.1:8080"

@@ -174,21 +174,21 @@ impl Tree {
 
 /// One line of `/proc/PID/stat`.
 #[derive(Debug, PartialEq)]
-struct Process {
-    pid: u32,
-    parent: u32,
+pub(crate) struct Process {
+    pub(crate) pid: u32,
+    pub(crate) parent: u32,
     /// It has ended and waits to be waited for.
-    ended: bool,
+    pub(crate) ended: bool,
     own_ticks: u64,
     /// Of children that ended and were waited for, and theirs.
     waited_ticks: u64,
     /// In ticks since boot; with the id it tells processes apart for good.
-    start: u64,
+    pub(crate) start: u64,
     pages: u64,
 }
 
 impl Process {
-    fn read(folder: &OwnedFd, pid: u32) -> Result<Self, Errno> {
+    pub(crate) fn read(folder: &OwnedFd, pid: u32) -> Result<Self, Errno> {
         let mut path = [0u8; 16];
         let mut rest = &mut path[..];
         write!(rest, "{pid}/stat").map_err(|_| Errno::NAMETOOLONG)?;
@@ -247,7 +247,7 @@ impl Ratchet {
 
 /// The ids of all processes, ascending.
 #[cfg(target_os = "linux")]
-fn list(folder: &OwnedFd, ids: &mut Vec<u32>) -> Result<(), Errno> {
+pub(crate) fn list(folder: &OwnedFd, ids: &mut Vec<u32>) -> Result<(), Errno> {
     use std::mem::MaybeUninit;
     ids.clear();
     rustix::fs::seek(folder, rustix::fs::SeekFrom::Start(0))?;
@@ -262,7 +262,7 @@ fn list(folder: &OwnedFd, ids: &mut Vec<u32>) -> Result<(), Errno> {
 
 /// Only Linux has this procfs; elsewhere no process is found in it, and nothing is opened.
 #[cfg(not(target_os = "linux"))]
-fn list(_: &OwnedFd, _: &mut Vec<u32>) -> Result<(), Errno> {
+pub(crate) fn list(_: &OwnedFd, _: &mut Vec<u32>) -> Result<(), Errno> {
     Err(Errno::NOSYS)
 }
 

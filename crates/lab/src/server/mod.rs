@@ -1,0 +1,267 @@
+//! Servers that are started for a run and stopped after it, with everything they started, however the run ends.
+//!
+//! The server starts before the run has a folder or a log: what happened until then is kept here and told when there is one.
+
+mod choice;
+mod output;
+mod plan;
+mod preset;
+mod process;
+
+pub(crate) use choice::settle;
+pub use plan::ABOUT;
+pub use preset::{PRESETS, Preset};
+
+use crate::client::{self, Client};
+use crate::metering::Metering;
+use crate::{LabError, Stop};
+use http_body_util::Empty;
+use hyper::body::Bytes;
+use hyper_util::rt::TokioIo;
+use output::Output;
+use plan::Plan;
+use process::{Process, Stopped};
+use serde_json::json;
+use std::path::Path;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::time::sleep;
+use wattle_core::Warning;
+use wattle_core::event::Event;
+use wattle_meter::child::End;
+use wattle_meter::clock;
+use wattle_store::RunDir;
+
+/// A server that is not ready is asked again after so long, at first and at most.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Whether it is well a server says sooner.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(10);
+/// A warning is one line, and quotes less than an error.
+const WARNING_LINES: usize = 5;
+
+/// The server of a run, if it has one of its own.
+pub(crate) struct Managed {
+    plan: Option<Plan>,
+    running: Option<Running>,
+    /// How it ended, if that was by itself.
+    fate: Option<Fate>,
+}
+
+struct Running {
+    // Ends before its output goes.
+    process: Process,
+    output: Output,
+    /// What is to be told when there is a log.
+    happened: Vec<Event>,
+}
+
+struct Fate {
+    end: End,
+    said: Vec<String>,
+}
+
+/// Where the output of a server goes.
+pub(crate) enum Home<'a> {
+    /// The run's folder is still to be made, in this one.
+    Below(&'a Path),
+    /// The run has a folder.
+    Run(&'a RunDir),
+}
+
+impl Managed {
+    /// What `spec` asks for. Nothing is started yet.
+    pub(crate) fn plan(spec: &wattle_core::Spec) -> Result<Self, LabError> {
+        Ok(Self { plan: Plan::of(spec)?, running: None, fate: None })
+    }
+
+    /// What a client is opened with that is to ask this server.
+    pub(crate) fn settings(&self, settings: client::Settings) -> client::Settings {
+        match &self.plan {
+            None => settings,
+            Some(plan) => {
+                client::Settings { url: Some(plan.url.clone()), model: plan.model.clone(), ..settings }
+            }
+        }
+    }
+
+    /// Whether there is something to start.
+    pub(crate) fn is_planned(&self) -> bool {
+        self.plan.is_some()
+    }
+
+    /// Starts it and waits until it can be asked. To be called on a thread that lives as long as the process: the server dies with it.
+    pub(crate) async fn start(
+        &mut self,
+        home: Home<'_>,
+        client: &dyn Client,
+        stop: &Stop,
+    ) -> Result<(), LabError> {
+        let Some(plan) = &self.plan else { return Ok(()) };
+        let program = plan.program()?;
+        plan.check_free()?;
+        let no_file = |error| LabError::System { what: "cannot keep the output of the server", error };
+        let (output, log) = match home {
+            Home::Below(folder) => Output::temporary(folder),
+            Home::Run(dir) => Output::kept(dir.server_log()),
+        }
+        .map_err(no_file)?;
+        let name = || plan.words.first().cloned().unwrap_or_default();
+        let process = Process::start(plan, &program, log)
+            .map_err(|error| LabError::Server(format!("cannot start the server {}: {error}", name())))?;
+        let started = json!({
+            "pid": process.pid(), "command": plan.shown(), "port": plan.port, "start_ns": process.started(),
+        });
+        let happened = vec![Event::with("server_started", started)];
+        let running = self.running.insert(Running { process, output, happened });
+        running.get_ready(plan, client, stop).await
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.running.as_ref().map(|running| running.process.pid())
+    }
+
+    /// The run has a folder now: the output goes there, and the log is told what happened.
+    pub(crate) fn move_in(&mut self, dir: &RunDir, metering: &mut Metering) -> Result<(), LabError> {
+        let Some(running) = &mut self.running else { return Ok(()) };
+        metering.happened.append(&mut running.happened);
+        let kept = running.output.keep(dir.server_log());
+        kept.map_err(|error| LabError::System { what: "cannot move the output of the server", error })
+    }
+
+    /// Stops it, and writes to the log of the run how it ended.
+    pub(crate) async fn close(&mut self, dir: &RunDir) -> Result<(), LabError> {
+        let Some(Stopped { end, killed }) = self.stop().await else { return Ok(()) };
+        let mut log = dir.log()?;
+        if let Some(fate) = &self.fate {
+            log.append(clock::wall(), &Event::Warning(Warning::ServerEnded { how: fate.in_a_line() }))?;
+        }
+        let stopped = json!({
+            "exit_code": end.and_then(|e| e.exit_code), "signal": end.and_then(|e| e.signal), "killed": killed,
+        });
+        Ok(log.append(clock::wall(), &Event::with("server_stopped", stopped))?)
+    }
+
+    /// Stops it if it still runs, and says in the run's error that it ended, if that was before it should.
+    pub(crate) async fn explain<T>(mut self, result: Result<T, LabError>) -> Result<T, LabError> {
+        self.stop().await;
+        let Some(fate) = self.fate else { return result };
+        result.map_err(|error| match error {
+            LabError::GaveUp { failed, error, run } => {
+                let error =
+                    format!("{error} (the server that was started for this run ended {})", fate.in_a_line());
+                LabError::GaveUp { failed, error, run }
+            }
+            LabError::Client(text) => {
+                let said = quote(&fate.said);
+                LabError::Client(format!(
+                    "{text}; the server that was started for this run ended {}{said}",
+                    how(fate.end)
+                ))
+            }
+            other => other,
+        })
+    }
+
+    async fn stop(&mut self) -> Option<Stopped> {
+        let Running { process, output, .. } = self.running.take()?;
+        self.fate = process.end().map(|end| Fate { end, said: output.last_lines() });
+        Some(process.stop().await)
+    }
+}
+
+impl Running {
+    /// Waits until it can be asked, it ends, its time is up or the user has enough.
+    async fn get_ready(&mut self, plan: &Plan, client: &dyn Client, stop: &Stop) -> Result<(), LabError> {
+        let mut last = String::new();
+        let healthy = async {
+            let mut pause = FIRST_PAUSE;
+            while let Err(why) = health(plan, client).await {
+                last = why;
+                sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        };
+        let (process, output) = (&self.process, &self.output);
+        let said = || quote(&output.last_lines());
+        tokio::select! {
+            biased;
+            cause = stop.wait() => return Err(LabError::Stopped(cause)),
+            end = process.wait() => {
+                let daemon = match end.exit_code {
+                    Some(0) => " (it must stay, not go into the background)",
+                    _ => "",
+                };
+                let how = how(end);
+                return Err(LabError::Server(format!("the server ended {how}{daemon} before it could be asked{}", said())));
+            }
+            () = healthy => {}
+            () = sleep(plan.ready) => {
+                let seconds = plan.ready.as_secs_f64();
+                return Err(LabError::Server(format!(
+                    "the server could not be asked after {seconds} s ({last}); if it only needs longer, raise it: --server ready_s={}{}",
+                    (seconds * 2.0).max(1.0).ceil(), said()
+                )));
+            }
+        }
+        let seconds = clock::now().since(self.process.started()).get();
+        let seconds = (seconds * 1e3).round() / 1e3;
+        self.happened.push(Event::with("server_ready", json!({ "seconds": seconds })));
+        Ok(())
+    }
+}
+
+impl Fate {
+    fn in_a_line(&self) -> String {
+        let said = &self.said[self.said.len().saturating_sub(WARNING_LINES)..];
+        match said.is_empty() {
+            true => format!("{}, saying nothing", how(self.end)),
+            false => format!("{}, after saying: {}", how(self.end), said.join(" / ")),
+        }
+    }
+}
+
+/// Whether it can be asked, or why not.
+async fn health(plan: &Plan, client: &dyn Client) -> Result<(), String> {
+    if let Some(path) = &plan.health {
+        let asked = tokio::time::timeout(HEALTH_TIMEOUT, status(plan, path)).await;
+        match asked.unwrap_or_else(|_| Err(format!("nothing came within {} s", HEALTH_TIMEOUT.as_secs()))) {
+            Ok(200) => {}
+            Ok(status) => return Err(format!("{path} says HTTP {status}")),
+            Err(error) => return Err(format!("{path}: {error}")),
+        }
+    }
+    client.health().await.map_err(|e| e.to_string())
+}
+
+/// The status that a path of the server is answered with.
+async fn status(plan: &Plan, path: &str) -> Result<u16, String> {
+    let text = |e: &dyn std::fmt::Display| e.to_string();
+    let tcp = TcpStream::connect((plan.host.as_str(), plan.port)).await.map_err(|e| text(&e))?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(tcp)).await.map_err(|e| text(&e))?;
+    let request = hyper::Request::get(path)
+        .header(hyper::header::HOST, format!("{}:{}", plan.host, plan.port))
+        .header(hyper::header::CONNECTION, "close")
+        .body(Empty::<Bytes>::new())
+        .map_err(|e| text(&e))?;
+    // Ends by itself when the sender is dropped or the server hangs up; errors reach the request.
+    tokio::spawn(connection);
+    sender.send_request(request).await.map(|r| r.status().as_u16()).map_err(|e| text(&e))
+}
+
+fn how(end: End) -> String {
+    match end {
+        End { exit_code: Some(code), .. } => format!("with exit code {code}"),
+        End { signal: Some(signal), .. } => format!("by signal {signal}"),
+        End { .. } => "in an unknown way".into(),
+    }
+}
+
+fn quote(lines: &[String]) -> String {
+    match lines {
+        [] => "; it said nothing".into(),
+        lines => format!("; its last lines:\n  {}", lines.join("\n  ")),
+    }
+}

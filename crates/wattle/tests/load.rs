@@ -1,0 +1,405 @@
+//! Many requests at once, open and closed loop, against a server that knows what truly happened.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on stops")]
+
+mod support;
+
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use support::{Bench, metric, recorded};
+use wattle_sim_server::{Config, Server};
+
+/// A dataset of prompts in the bench's folder, as arguments.
+fn prompts(bench: &Bench, prompts: impl IntoIterator<Item = String>) -> Vec<String> {
+    let lines: Vec<String> = prompts.into_iter().map(|p| json!({ "prompt": p }).to_string()).collect();
+    let path = bench.write("prompts.jsonl", &(lines.join("\n") + "\n"));
+    ["--dataset", "jsonl", "--dataset-param"]
+        .map(str::to_owned)
+        .into_iter()
+        .chain([format!("path={path}")])
+        .collect()
+}
+
+fn numbered(n: usize) -> impl Iterator<Item = String> {
+    (0..n).map(|i| format!("question {i}"))
+}
+
+/// The arguments of a run without warm-up and idle baseline.
+fn args<'a>(url: &'a str, dataset: &'a [String], more: &[&'a str]) -> Vec<&'a str> {
+    let mut all = vec!["run", "--client", "openai", "--url", url, "--warmup", "0", "--idle-s", "0"];
+    all.extend(dataset.iter().map(String::as_str));
+    all.extend(more);
+    all
+}
+
+fn records(run: &Path) -> Vec<Value> {
+    let log = std::fs::read_to_string(run.join("log.jsonl")).unwrap();
+    let lines = log.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
+    lines.filter(|r| r["type"] == "record").collect()
+}
+
+fn event(run: &Path, name: &str) -> Value {
+    let log = std::fs::read_to_string(run.join("log.jsonl")).unwrap();
+    let mut lines = log.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
+    lines.find(|l| l["event"] == name).map(|l| l["data"].clone()).unwrap_or_default()
+}
+
+fn ns(record: &Value, key: &str) -> u64 {
+    record["exchange"][key].as_u64().unwrap()
+}
+
+#[test]
+fn a_thousand_requests_at_concurrency_64_open_64_connections() {
+    let server = Server::start(Config { tokens: 8, ttft_ms: 2.0, itl_ms: 0.2, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    let (url, data) = (server.url(), prompts(&bench, numbered(1000)));
+    let summary = bench.summary(&args(&url, &data, &["--energy", "none", "--concurrency", "64"]));
+    assert_eq!((metric(&summary, "queries"), metric(&summary, "errors")), (1000.0, 0.0));
+    assert_eq!(server.connections(), 64);
+    let mut asked = recorded(&bench.only_run());
+    asked.sort_unstable();
+    assert_eq!(asked, (0..1000).collect::<Vec<u64>>());
+    // Never more at once than asked for, and mostly as many.
+    let mut ends: Vec<(u64, i32)> = records(&bench.only_run())
+        .iter()
+        .flat_map(|r| [(ns(r, "sent_ns"), 1), (ns(r, "done_ns"), -1)])
+        .collect();
+    ends.sort_unstable();
+    let mut now = 0;
+    let most = ends
+        .iter()
+        .map(|(_, step)| {
+            now += step;
+            now
+        })
+        .max()
+        .unwrap();
+    assert!((48..=64).contains(&most), "{most}");
+    let load = event(&bench.only_run(), "load");
+    assert_eq!(
+        (&load["loop"], &load["requests"], &load["connections"]),
+        (&json!("closed"), &json!(1000), &json!(64))
+    );
+}
+
+#[test]
+fn joules_of_many_at_once_add_up_to_what_was_drawn() {
+    let server =
+        Server::start(Config { tokens: 20, ttft_ms: 30.0, itl_ms: 5.0, jitter: 0.5, ..Config::default() })
+            .unwrap();
+    let bench = Bench::new();
+    let scenario = bench.write(
+        "scenario.json",
+        r#"{"devices": [{"kind": "gpu", "id": "a", "power": [[0, 100], [1000, 100]], "refresh_ms": 20}]}"#,
+    );
+    let (url, data) = (server.url(), prompts(&bench, numbered(200)));
+    let scenario = format!("replay.scenario={scenario}");
+    let more = ["--concurrency", "16", "--source", "replay", "--source-param", &scenario];
+    let summary = bench.summary(&args(&url, &data, &more));
+    assert!(metric(&summary, "attribution_residual").abs() < 1e-9);
+    let all = records(&bench.only_run());
+    let total: f64 = all
+        .iter()
+        .map(|r| {
+            ["queue", "prefill", "decode", "shared"]
+                .iter()
+                .map(|k| r["share"][k].as_f64().unwrap())
+                .sum::<f64>()
+        })
+        .sum();
+    let ledger = &all.last().unwrap()["ledger"];
+    let [measured, idle, open] = ["measured", "idle", "open"].map(|k| ledger[k].as_f64().unwrap());
+    assert!(
+        (total + idle + open - measured).abs() < 1e-9 * measured,
+        "{total} + {idle} + {open} of {measured}"
+    );
+    assert!((metric(&summary, "mean_power_w") - 100.0).abs() < 2.0);
+    // Sixteen share a hundred watts: nobody pays for all of them.
+    let seconds = |r: &Value| (ns(r, "done_ns") - ns(r, "sent_ns")) as f64 * 1e-9;
+    let charged = total / all.iter().map(seconds).sum::<f64>();
+    assert!(charged < 100.0 / 8.0, "{charged} W each");
+}
+
+#[test]
+fn an_open_loop_keeps_to_its_schedule_whatever_the_server_does() {
+    // The whole server stands still for half a second, as in a long garbage collection.
+    let server = Server::start(Config { tokens: 2, ttft_ms: 1.0, itl_ms: 0.5, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    let stalls =
+        |i: usize| if i == 40 { format!("question {i} #ttft_ms=500") } else { format!("question {i}") };
+    let data = prompts(&bench, (0..160).map(stalls));
+    let url = server.url();
+    let more = ["--energy", "none", "--rate", "200", "--arrival", "constant", "--concurrency", "1"];
+    let summary = bench.summary(&args(&url, &data, &more));
+    let mut all = records(&bench.only_run());
+    all.sort_by_key(|r| r["item"]["index"].as_u64());
+    let first = ns(&all[0], "due_ns");
+    for (i, r) in all.iter().enumerate() {
+        let due = (ns(r, "due_ns") - first) as f64 * 1e-9;
+        assert!((due - i as f64 * 0.005).abs() < 1e-6, "the schedule drifts: {i} at {due}");
+        assert!(ns(r, "sent_ns") >= ns(r, "due_ns"));
+    }
+    // Behind the one that stalled, a hundred were due and could not be sent: their wait is in their latency.
+    let late = all.iter().filter(|r| ns(r, "first_token_ns") - ns(r, "due_ns") > 100_000_000).count();
+    assert!(late >= 60, "coordinated omission: only {late} saw the stall");
+    assert!(metric(&summary, "ttft_s") > 0.05);
+    assert!(metric(&summary, "send_lateness_s") > 0.05);
+    let warnings = summary["warnings"].to_string();
+    assert!(warnings.contains("held_back"), "{warnings}");
+}
+
+#[test]
+fn a_run_by_time_asks_over_and_over_until_its_time_is_up() {
+    let server = Server::start(Config { tokens: 2, ttft_ms: 5.0, itl_ms: 1.0, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    let (url, data) = (server.url(), prompts(&bench, numbered(5)));
+    let began = Instant::now();
+    let summary =
+        bench.summary(&args(&url, &data, &["--energy", "none", "--duration-s", "1", "--concurrency", "4"]));
+    assert!(began.elapsed() >= Duration::from_secs(1));
+    assert_eq!(summary["complete"], true);
+    let mut asked = recorded(&bench.only_run());
+    asked.sort_unstable();
+    assert!(asked.len() > 20, "{}", asked.len());
+    assert_eq!(asked, (0..asked.len() as u64).collect::<Vec<_>>(), "each has a number of its own");
+    let run = bench.only_run().display().to_string();
+    let out = bench.run(&["run", "--resume", &run]);
+    assert_eq!(out.status.code(), Some(2), "{}", support::stderr(&out));
+}
+
+#[test]
+fn what_the_server_did_not_take_is_sent_again_and_says_so() {
+    let server = Server::start(Config { tokens: 2, retry_after_s: 0, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    let data = prompts(
+        &bench,
+        ["one #trap=status_429:2".to_owned(), "two #trap=status_429:9".to_owned(), "three".to_owned()],
+    );
+    let url = server.url();
+    let summary = bench.summary(&args(&url, &data, &["--energy", "none", "--retries", "2"]));
+    assert_eq!((metric(&summary, "errors"), metric(&summary, "retried")), (1.0, 2.0));
+    let by: BTreeMap<String, Value> = records(&bench.only_run())
+        .into_iter()
+        .map(|r| (r["item"]["id"].as_str().unwrap().to_owned(), r))
+        .collect();
+    let attempts: Vec<u64> = by.values().map(|r| r["exchange"]["attempts"].as_u64().unwrap()).collect();
+    assert_eq!(attempts, [3, 3, 1]);
+    let latency = ns(&by["1"], "done_ns") - ns(&by["1"], "due_ns");
+    let last = ns(&by["1"], "done_ns") - ns(&by["1"], "sent_ns");
+    assert!(latency > last, "the tries before are part of the latency: {latency} {last}");
+}
+
+#[test]
+fn each_limit_ends_what_it_is_there_for_and_names_itself() {
+    let server = Server::start(Config { tokens: 6, ..Config::default() }).unwrap();
+    for (prompt, flag, text) in [
+        (
+            "a #trap=hang",
+            "--first-token-timeout-s",
+            "no first token after 0.3 s; raise first_token_timeout_s",
+        ),
+        ("b #trap=hang_mid", "--stall-timeout-s", "nothing more after 0.3 s; raise stall_timeout_s"),
+        ("c #trap=slow_loris", "--timeout-s", "no whole answer after 0.3 s; raise timeout_s"),
+    ] {
+        let bench = Bench::new();
+        let data = prompts(&bench, [prompt.to_owned(), "fine".to_owned()]);
+        let url = server.url();
+        let summary = bench.summary(&args(&url, &data, &["--energy", "none", flag, "0.3"]));
+        assert_eq!(metric(&summary, "errors"), 1.0, "{flag}");
+        let all = records(&bench.only_run());
+        let failed = all.iter().find(|r| r["exchange"]["status"] == "failed").unwrap();
+        assert_eq!(
+            (&failed["exchange"]["class"], &failed["exchange"]["error"]),
+            (&json!("timeout"), &json!(text))
+        );
+    }
+}
+
+#[test]
+fn goodput_counts_what_kept_to_its_limits() {
+    let server = Server::start(Config { tokens: 4, ttft_ms: 5.0, itl_ms: 1.0, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    let slow = |i: usize| if i.is_multiple_of(4) { format!("q {i} #ttft_ms=600") } else { format!("q {i}") };
+    let data = prompts(&bench, (0..20).map(slow));
+    let url = server.url();
+    let more = ["--energy", "none", "--concurrency", "20", "--slo", "ttft=400ms,latency=30s"];
+    let summary = bench.summary(&args(&url, &data, &more));
+    assert!((metric(&summary, "slo_met") - 0.75).abs() < 1e-9, "{}", summary["metrics"]["slo_met"]);
+    let ratio = metric(&summary, "goodput_per_s") / metric(&summary, "queries_per_s");
+    assert!((ratio - 0.75).abs() < 1e-9);
+    let out = bench.run(&args(&url, &data, &["--slo", "tfft=1s"]));
+    support::assert_fails(&out, 2, "did you mean \"ttft\"");
+}
+
+#[test]
+fn one_signal_cancels_what_is_in_flight_and_saves_what_had_finished() {
+    interrupted(1);
+}
+
+#[test]
+fn two_signals_end_it_at_once_and_lose_nothing() {
+    interrupted(2);
+}
+
+fn interrupted(signals: usize) {
+    let server =
+        Server::start(Config { tokens: 4, ttft_ms: 20.0, itl_ms: 1.0, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    // Every fourth never answers: it is in flight when the signal comes.
+    let hangs = |i: usize| if i % 10 == 3 { format!("q {i} #trap=hang") } else { format!("q {i}") };
+    let (url, data) = (server.url(), prompts(&bench, (0..2000).map(hangs)));
+    let mut child = bench.start(&args(&url, &data, &["--concurrency", "8"]));
+    let finished = || server.log().iter().filter(|s| s.written.len() == 4).count();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    // Seven of ten are answered until all eight places are taken by those that hang.
+    while finished() < 60 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    let answered = finished();
+    let began = Instant::now();
+    for _ in 0..signals {
+        let pid = i32::try_from(child.id()).unwrap();
+        std::process::Command::new("kill").args(["-INT", &pid.to_string()]).status().unwrap();
+        std::thread::sleep(Duration::from_millis(30));
+    }
+    let status = child.wait().unwrap();
+    assert_eq!(status.code(), Some(130));
+    assert!(began.elapsed() < Duration::from_secs(20));
+    let run = bench.only_run();
+    assert_eq!(recorded(&run).len(), answered, "what had finished is there, and nothing else");
+    assert_eq!(run.join("summary.json").exists(), signals == 1);
+    // What was cancelled is no failure: it is asked again.
+    assert!(records(&run).iter().all(|r| r["exchange"]["status"] == "ok"));
+    if signals == 2 {
+        let report = bench.run(&["report", &run.display().to_string()]);
+        assert!(report.status.success(), "{}", support::stderr(&report));
+    }
+}
+
+#[test]
+fn every_prompt_can_begin_with_something_of_its_own() {
+    let server = Server::start(Config { tokens: 2, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    let (url, data) = (server.url(), prompts(&bench, (0..20).map(|_| "the same".to_owned())));
+    bench.summary(&args(&url, &data, &["--energy", "none", "--unique-prefix"]));
+    let all = records(&bench.only_run());
+    let mut asked: Vec<&str> = all.iter().map(|r| r["item"]["prompt"].as_str().unwrap()).collect();
+    assert!(asked.iter().all(|p| p.ends_with("the same")));
+    asked.sort_unstable();
+    asked.dedup();
+    assert_eq!(asked.len(), 20);
+}
+
+#[test]
+fn the_load_is_kept_up_until_the_last_counted_answer() {
+    let server =
+        Server::start(Config { tokens: 4, ttft_ms: 10.0, itl_ms: 1.0, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    // The last one takes long, and meanwhile the others' places stay taken.
+    let slow = |i: usize| if i == 15 { format!("q {i} #ttft_ms=400") } else { format!("q {i}") };
+    let (url, data) = (server.url(), prompts(&bench, (0..16).map(slow)));
+    let summary =
+        bench.summary(&args(&url, &data, &["--energy", "none", "--concurrency", "4", "--cooldown"]));
+    assert_eq!(metric(&summary, "queries"), 16.0);
+    assert!(server.log().len() > 16 + 20, "{}", server.log().len());
+}
+
+#[test]
+fn turns_of_a_conversation_wait_for_each_other_and_are_read_with_what_was_said() {
+    let server =
+        Server::start(Config { tokens: 3, ttft_ms: 15.0, itl_ms: 1.0, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    let talk = |c: usize| {
+        let turns = (0..6).map(|t| {
+            let from = if t % 2 == 0 { "human" } else { "gpt" };
+            json!({"from": from, "value": format!("turn {t} of {c}")})
+        });
+        json!({"id": format!("talk-{c}"), "conversations": turns.collect::<Vec<_>>()})
+    };
+    let path = bench.write("talks.json", &json!((0..8).map(talk).collect::<Vec<_>>()).to_string());
+    let url = server.url();
+    let path = format!("path={path}");
+    let data = ["--dataset", "sharegpt", "--dataset-param", &path].map(str::to_owned);
+    let summary = bench.summary(&args(
+        &url,
+        &data,
+        &["--energy", "none", "--concurrency", "8", "--system", "be brief"],
+    ));
+    assert_eq!(metric(&summary, "queries"), 24.0);
+    let mut by: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+    for r in records(&bench.only_run()) {
+        by.entry(r["item"]["conversation"].as_str().unwrap().to_owned()).or_default().push(r);
+    }
+    assert_eq!(by.len(), 8);
+    for turns in by.values_mut() {
+        turns.sort_by_key(|r| r["item"]["index"].as_u64());
+        for pair in turns.windows(2) {
+            assert!(ns(&pair[1], "sent_ns") >= ns(&pair[0], "done_ns"), "a turn before its answer");
+            // Two turns of four words each come on top: the question before, and its answer.
+            let words = |r: &Value| r["exchange"]["usage"]["prompt"].as_u64().unwrap();
+            assert_eq!(words(&pair[1]), words(&pair[0]) + 8);
+        }
+        assert_eq!(
+            turns[0]["exchange"]["usage"]["prompt"], 6,
+            "two words of the system's and four of the question"
+        );
+    }
+}
+
+#[test]
+fn a_trace_is_replayed_with_its_times_and_lengths() {
+    let server =
+        Server::start(Config { tokens: 500, ttft_ms: 1.0, itl_ms: 0.1, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    let row = |i: u64| {
+        json!({"timestamp": 1000 + i * 30, "input_length": 20 + i, "output_length": 3 + i}).to_string()
+    };
+    let path = bench.write("trace.jsonl", &(0..20).map(row).collect::<Vec<_>>().join("\n"));
+    let url = server.url();
+    let summary = bench.summary(&args(&url, &[], &["--energy", "none", "--trace", &path]));
+    assert_eq!((metric(&summary, "queries"), metric(&summary, "errors")), (20.0, 0.0));
+    let mut all = records(&bench.only_run());
+    all.sort_by_key(|r| r["item"]["index"].as_u64());
+    let first = ns(&all[0], "due_ns");
+    for (i, r) in (0u64..).zip(&all) {
+        assert!(((ns(r, "due_ns") - first) as f64 * 1e-6 - 30.0 * i as f64).abs() < 0.01);
+        let usage = &r["exchange"]["usage"];
+        assert_eq!((usage["prompt"].as_u64(), usage["completion"].as_u64()), (Some(20 + i), Some(3 + i)));
+    }
+    assert_eq!(event(&bench.only_run(), "load")["loop"], "open");
+}
+
+#[test]
+fn ollama_is_asked_by_its_own_api_and_its_durations_are_kept() {
+    let server =
+        Server::start(Config { tokens: 7, ttft_ms: 10.0, itl_ms: 2.0, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    let data = prompts(
+        &bench,
+        ["one", "two #trap=reasoning", "three #trap=split_lines", "four #trap=status_500"].map(str::to_owned),
+    );
+    let url = server.url();
+    let mut all = args(&url, &data, &["--energy", "none"]);
+    all[2] = "ollama";
+    let summary = bench.summary(&all);
+    assert_eq!((metric(&summary, "output_tokens"), metric(&summary, "errors")), (21.0, 1.0));
+    assert_eq!(summary["versions"]["engine"], "ollama 0.12.0");
+    for r in records(&bench.only_run()).iter().filter(|r| r["exchange"]["status"] == "ok") {
+        let server = &r["exchange"]["server"];
+        assert!(server["eval_duration"].as_u64().is_some() && server["load_duration"].as_u64().is_some());
+        assert_eq!(r["exchange"]["token_ns"].as_array().unwrap().len(), 7);
+        assert_eq!(r["exchange"]["dated"], "kernel");
+    }
+    // A model that is not there is fetched, unless that is not wanted.
+    let bench = Bench::new();
+    let data = prompts(&bench, ["one".to_owned()]);
+    let mut more =
+        args(&url, &data, &["--energy", "none", "--model", "other:1b", "--client-param", "pull=false"]);
+    more[2] = "ollama";
+    support::assert_fails(&bench.run(&more), 2, "ollama pull other:1b");
+    more.truncate(more.len() - 2);
+    assert_eq!(metric(&bench.summary(&more), "queries"), 1.0);
+    assert!(server.log().iter().any(|s| s.path == "/api/pull"));
+}
