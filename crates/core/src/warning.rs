@@ -89,6 +89,32 @@ pub enum Warning {
     },
     /// The idle baseline was seen in part, or came out above the run's own power.
     BadBaseline,
+    /// This client could not keep up.
+    ClientBottleneck {
+        /// CPU cores that the one thread used which sends and receives.
+        cpu: f64,
+        /// How late requests were sent, at the 99th percentile.
+        lateness_s: f64,
+    },
+    /// Requests of an open loop were sent late, because as many as may were in flight.
+    HeldBack {
+        /// How many.
+        requests: u64,
+        /// Of how many.
+        of: u64,
+    },
+    /// The server had part of the prompts in a cache.
+    Cached {
+        /// Part of the prompt tokens, 0 to 1.
+        fraction: f64,
+    },
+    /// The server loaded the model while it was measured.
+    ModelLoaded {
+        /// In how many queries.
+        queries: u64,
+        /// How long it took, together.
+        seconds: f64,
+    },
     /// Nothing to compare answers with.
     Unscored,
     /// The sensors asked for do not include the device that does the work.
@@ -247,6 +273,25 @@ impl fmt::Display for Warning {
             Warning::Unwatched { pid } => write!(
                 f,
                 "wattle was killed while the command ran (process {pid}, which was left alone); that run is not in the figures"
+            ),
+            Warning::ClientBottleneck { cpu, lateness_s } => write!(
+                f,
+                "wattle itself was the bottleneck (99 of 100 requests were sent within {:.1} ms, by a thread that was busy for {:.0} % of the time): the server could have taken more; lower --rate or --concurrency, or give wattle a core of its own",
+                lateness_s * 1e3,
+                cpu * 100.0
+            ),
+            Warning::HeldBack { requests, of } => write!(
+                f,
+                "{requests} of {of} requests were sent late because --concurrency was reached; their wait is in their latency"
+            ),
+            Warning::Cached { fraction } => write!(
+                f,
+                "the server had {:.0} % of the prompt tokens in its cache, so time to first token and energy are those of prompts it knew; --unique-prefix makes each its own",
+                fraction * 100.0
+            ),
+            Warning::ModelLoaded { queries, seconds } => write!(
+                f,
+                "the server loaded the model in {queries} of the measured queries, {seconds:.1} s in all; raise its keep-alive, or --warmup"
             ),
             Warning::Unscored => {
                 write!(f, "no expected answers, so no accuracy; name them with --dataset-param answer=COLUMN")

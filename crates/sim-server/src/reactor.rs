@@ -151,7 +151,11 @@ impl Reactor {
                 let (data, flags) = (event.data.u64(), event.flags);
                 match data {
                     LISTENER => self.accept()?,
-                    TIMER => self.armed = 0,
+                    TIMER => {
+                        // It rings until it is read, and there may be nothing to set it to.
+                        let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
+                        self.armed = 0;
+                    }
                     WAKE => {}
                     slot => self.on_event(slot as usize, flags),
                 }

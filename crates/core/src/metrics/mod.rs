@@ -202,6 +202,11 @@ impl Accumulator {
         self.itl.middle_and_tail()
     }
 
+    /// Median and 99th percentile of the time to the end of an answer so far.
+    pub fn latency(&self) -> Option<(f64, f64)> {
+        self.latency.middle_and_tail()
+    }
+
     /// Part of the prompt tokens that servers say they had in a cache, if any says so.
     pub fn cached(&self) -> Option<f64> {
         let (cached, known) = self.cached_tokens;

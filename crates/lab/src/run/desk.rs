@@ -150,9 +150,9 @@ impl Desk {
         }
     }
 
-    /// The next request is late because as many as may are in flight.
+    /// Whether the next request is late because as many as may were in flight.
     pub(super) fn held_back(&mut self, is: bool) {
-        self.lateness.held_back |= is;
+        self.lateness.held_back += u64::from(is);
     }
 
     /// A request has ended.

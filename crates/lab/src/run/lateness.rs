@@ -14,8 +14,8 @@ pub(super) struct Lateness {
     count: u64,
     began: Stamp,
     cpu: Seconds,
-    /// Whether requests of an open loop had to wait for others to end.
-    pub(super) held_back: bool,
+    /// Requests of an open loop that had to wait for others to end.
+    pub(super) held_back: u64,
 }
 
 impl Lateness {
@@ -27,7 +27,7 @@ impl Lateness {
             count: 0,
             began: clock::now(),
             cpu: clock::thread_cpu(),
-            held_back: false,
+            held_back: 0,
         }
     }
 

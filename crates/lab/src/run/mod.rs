@@ -155,6 +155,12 @@ impl Order {
                 let mut info = dir.info()?;
                 info.spec.validate().map_err(|e| LabError::Usage(format!("{}: {e}", run.display())))?;
                 refuse_command(&info.spec, "go on with \"wattle exec --resume\"")?;
+                if info.spec.duration_s.is_some() {
+                    return Err(LabError::Usage(format!(
+                        "{}: a run by time has no rest to go on with; see what it has with \"wattle report\", start anew with --from",
+                        run.display()
+                    )));
+                }
                 info.spec = with_changes(&info.spec, &changes)?;
                 let folder = Folder::take_up(dir)?;
                 (info.spec.clone(), Target::Existing { folder, info: Box::new(info), changes })

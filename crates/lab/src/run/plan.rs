@@ -79,11 +79,6 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Whether a unit is due that was not sent yet.
-    pub(super) fn is_overdue(&self, now: Stamp) -> bool {
-        self.waiting.as_ref().is_some_and(|(_, due)| *due < now)
-    }
-
     fn due(&mut self, unit: &Unit) -> Result<Due, LabError> {
         let after = match (&mut self.times, unit.front().and_then(|item| item.due_s)) {
             (Some(times), _) => match times.next() {

@@ -116,24 +116,25 @@ impl Session<'_> {
         let mut pump = tokio::time::interval(PUMP);
         pump.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let (mut number, mut counted, mut ended) = (0, 0, false);
-        // When the place of the next request became free.
-        let mut free = began;
+        // When the place of the next request became free, and whether requests had to wait for one.
+        let (mut free, mut full) = (began, false);
         loop {
             let mut wait = None;
             while !ended {
                 if flights.len() >= cap {
-                    desk.held_back(plan.is_overdue(clock::now()));
+                    full = true;
                     break;
                 }
                 match plan.next(clock::now())? {
                     Next::Send(unit, due) => {
+                        desk.held_back(full && due.is_some());
                         let flight = self.flight(number, unit, due, free, true);
                         desk.take_off(number, &flight.live);
                         flights.push(self.fly(flight));
                         (number, counted) = (number + 1, counted + 1);
                     }
                     Next::Wait(until) => {
-                        wait = Some(until);
+                        (wait, full) = (Some(until), false);
                         break;
                     }
                     Next::End => ended = true,

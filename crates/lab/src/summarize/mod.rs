@@ -26,7 +26,11 @@ pub fn summarize(dir: &RunDir, now: Wall) -> Result<Summary, LabError> {
     let measured = Measured::read(dir, &info, &told)?;
     told.around.tree_memory = measured.tree_memory(&info.sensors);
     let (metrics, complete) = if info.spec.command.is_empty() {
-        (told.records.finish(&told.around), told.records.queries() == info.queries)
+        let complete = match info.spec.duration_s {
+            Some(_) => told.ended,
+            None => told.records.queries() == info.queries,
+        };
+        (told.records.finish(&told.around), complete)
     } else {
         let runs = counted(&measured);
         let complete = runs.iter().filter(|(r, _)| r.counts()).count() as u64 == info.spec.repeat;

@@ -1,6 +1,7 @@
 //! What the log tells.
 
 use crate::LabError;
+use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use wattle_core::command::{Gauge, Repetition};
@@ -15,6 +16,17 @@ use wattle_store::RunDir;
 
 /// More names than this are a mistake of the program's, and a summary of them all helps nobody.
 const MOST_NAMES: usize = 1000;
+
+/// A thread that is busy for more of the time than this cannot take more.
+const BUSY: f64 = 0.9;
+/// Requests sent later than this, and than a tenth of a typical answer's time, were not sent when they should.
+const LATE_S: f64 = 0.01;
+/// Over less than this a thread's start is most of what it did.
+const SHORTEST_LOAD_S: f64 = 0.5;
+/// More of the prompts than this in a cache, and the figures are of a server that knew them.
+const CACHED: f64 = 0.1;
+/// Ollama says a few milliseconds even if the model is there.
+const LOADED_NS: f64 = 1e8;
 
 #[derive(Default)]
 pub(super) struct Told {
@@ -31,6 +43,27 @@ pub(super) struct Told {
     pub(super) gauges: BTreeMap<String, Gauge>,
     /// Phases and gauges of too many names.
     left_out: u64,
+    /// What each session's load was like.
+    loads: Vec<Load>,
+    /// Whether the queries came to their end.
+    pub(super) ended: bool,
+    /// Queries for which the server loaded the model, and how long that took.
+    loaded: (u64, f64),
+}
+
+/// What the log says of a load.
+#[derive(Deserialize)]
+struct Load {
+    requests: u64,
+    held_back: u64,
+    cpu_s: f64,
+    wall_s: f64,
+    lateness: Late,
+}
+
+#[derive(Deserialize)]
+struct Late {
+    p99_s: f64,
 }
 
 /// What a command said about itself.
@@ -54,6 +87,10 @@ impl Told {
                 if let Some(error) = record.exchange.outcome.error() {
                     count(&mut told.reasons, error);
                 }
+                let load = record.exchange.server.as_ref().and_then(|s| s["load_duration"].as_f64());
+                if let Some(ns) = load.filter(|ns| *ns > LOADED_NS) {
+                    told.loaded = (told.loaded.0 + 1, told.loaded.1 + ns * 1e-9);
+                }
                 told.records.push(&record);
             }
             Event::Started { pid, .. } => {
@@ -67,6 +104,7 @@ impl Told {
                 told.repetitions.push(*repetition);
                 said.drain(..).filter(|_| counts).for_each(|said| told.said(session, said));
             }
+            Event::Phase { name, span: None, .. } if name == "queries" => told.ended = true,
             Event::Phase { name, span: Some(span), .. } => said.push(Said::Phase(name, span)),
             Event::Gauge { name, value, .. } => said.push(Said::Gauge(name, value)),
             Event::Warning(warning) if !told.warnings.contains(&warning) => told.warnings.push(warning),
@@ -96,6 +134,7 @@ impl Told {
                     self.around.idle_power.insert(session, power);
                 }
             }
+            "load" => self.loads.extend(Load::deserialize(data)),
             "meter_cost" => {
                 self.around.meter_cpu = add_cost(self.around.meter_cpu, data);
                 let late = data["timing"]["lateness"]["p99_s"].as_f64();
@@ -108,7 +147,12 @@ impl Told {
 
     /// What gives reason to doubt.
     pub(super) fn doubts(&self, info: &RunInfo) -> Vec<Warning> {
-        if info.spec.command.is_empty() { self.query_doubts(info.queries) } else { self.command_doubts(info) }
+        match (info.spec.command.is_empty(), info.spec.duration_s) {
+            (true, None) => self.query_doubts(info.queries),
+            // By time, it has asked as many as it could.
+            (true, Some(_)) => self.query_doubts(0),
+            (false, _) => self.command_doubts(info),
+        }
     }
 
     fn command_doubts(&self, info: &RunInfo) -> Vec<Warning> {
@@ -149,6 +193,14 @@ impl Told {
         if records.unstreamed() > 0 {
             doubts.push(Warning::NotStreamed { answers: records.unstreamed() });
         }
+        doubts.extend(self.load_doubts());
+        if let Some(fraction) = records.cached().filter(|f| *f > CACHED) {
+            doubts.push(Warning::Cached { fraction });
+        }
+        let (loads, seconds) = self.loaded;
+        if loads > 0 {
+            doubts.push(Warning::ModelLoaded { queries: loads, seconds });
+        }
         match records.scored() {
             _ if of == 0 => {}
             0 => doubts.push(Warning::Unscored),
@@ -156,6 +208,30 @@ impl Told {
             _ => {}
         }
         doubts
+    }
+}
+
+impl Told {
+    fn load_doubts(&self) -> Vec<Warning> {
+        let mut doubts = Vec::new();
+        let sum = |part: fn(&Load) -> u64| self.loads.iter().map(part).sum::<u64>();
+        let (requests, of) = (sum(|l| l.held_back), sum(|l| l.requests));
+        if requests > 0 {
+            doubts.push(Warning::HeldBack { requests, of });
+        }
+        let typical = self.records.latency().map_or(0.0, |(median, _)| median);
+        let worst = self.loads.iter().max_by(|a, b| a.cpu().total_cmp(&b.cpu()));
+        let late = |l: &&Load| l.held_back == 0 && l.lateness.p99_s > LATE_S.max(typical * 0.1);
+        if let Some(load) = worst.filter(|l| l.wall_s > SHORTEST_LOAD_S && (l.cpu() > BUSY || late(l))) {
+            doubts.push(Warning::ClientBottleneck { cpu: load.cpu(), lateness_s: load.lateness.p99_s });
+        }
+        doubts
+    }
+}
+
+impl Load {
+    fn cpu(&self) -> f64 {
+        if self.wall_s > 0.0 { self.cpu_s / self.wall_s } else { 0.0 }
     }
 }
 

@@ -403,6 +403,10 @@ pub(crate) fn warnings() -> Vec<Warning> {
         Warning::PartlyUnscored { unscored: 1, of: 2 },
         Warning::BusyBaseline { cores: 0.5 },
         Warning::BadBaseline,
+        Warning::ClientBottleneck { cpu: 0.5, lateness_s: 0.5 },
+        Warning::HeldBack { requests: 1, of: 2 },
+        Warning::Cached { fraction: 0.5 },
+        Warning::ModelLoaded { queries: 1, seconds: 0.5 },
         Warning::Unscored,
         Warning::OtherDevice { worker: DeviceKind::Cpu },
         Warning::Throttled { device: text(), fraction: 0.5 },
@@ -433,6 +437,10 @@ pub(crate) fn warnings() -> Vec<Warning> {
             | Warning::PartlyUnscored { .. }
             | Warning::BusyBaseline { .. }
             | Warning::BadBaseline
+            | Warning::ClientBottleneck { .. }
+            | Warning::HeldBack { .. }
+            | Warning::Cached { .. }
+            | Warning::ModelLoaded { .. }
             | Warning::Unscored
             | Warning::OtherDevice { .. }
             | Warning::Throttled { .. }
