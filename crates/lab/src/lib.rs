@@ -20,4 +20,4 @@ pub use error::LabError;
 pub use folder::Destination;
 pub use metering::recording;
 pub use stop::{Stop, StopCause};
-pub use summarize::{sum_up, summarize};
+pub use summarize::sum_up;

@@ -139,7 +139,12 @@ impl RunDir {
     /// Makes `requests.parquet`, `readings.parquet` and `hf/` from the log and the streams, in flat memory. Close the
     /// session's [`ReadingsWriter`] first: what is still with it is not in the table.
     pub fn finish(&self) -> Result<Finished> {
-        finish::finish(&self.path, &self.info()?, self.records()?)
+        self.finish_seeing(&mut |_| {})
+    }
+
+    /// The same, and shows every line of the log on the way, so that a long one is read once.
+    pub fn finish_seeing(&self, see: &mut dyn FnMut(&Line)) -> Result<Finished> {
+        finish::finish(&self.path, &self.info()?, self.lines()?, see)
     }
 
     /// Deletes the run, unless it is in use.

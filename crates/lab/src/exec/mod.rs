@@ -181,7 +181,7 @@ impl Order {
             }
             held => held,
         };
-        match (held, sum_up(&folder.dir)) {
+        match (held, summarize::wrap_up(&folder.dir)) {
             (Ok(code), Ok(summary)) => Ok(Ended { run: folder.dir.path().into(), summary, code }),
             // The command's own end must not be lost over the trouble with our files.
             (Ok(code), Err(error)) => Err(LabError::After { code, error: Box::new(error) }),
@@ -266,14 +266,6 @@ fn was_run(dir: &RunDir) -> Result<bool, LabError> {
     let mut started = false;
     dir.replay(|line| started |= matches!(line.event, Event::Started { .. }))?;
     Ok(started)
-}
-
-/// Makes the tables and the summary.
-fn sum_up(dir: &RunDir) -> Result<Summary, LabError> {
-    dir.finish()?;
-    let summary = summarize(dir, clock::wall())?;
-    dir.write_summary(&summary)?;
-    Ok(summary)
 }
 
 /// Waits for a signal that means the end.

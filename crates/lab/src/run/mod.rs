@@ -20,7 +20,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use wattle_core::spec::{Layer, MOST_IN_FLIGHT, Spec};
 use wattle_core::summary::{ModelInfo, RunInfo, Summary};
-use wattle_meter::clock;
 use wattle_store::RunDir;
 
 /// What to run.
@@ -116,11 +115,25 @@ pub fn run(what: What, stop: &Stop, observe: &mut Observer<'_>) -> Result<Ended,
         .map_err(|error| LabError::System { what: "cannot start the event loop", error })?;
     runtime.block_on(async {
         let order = Order::read(what)?;
+        allow_files(order.cap() as u64);
         let mut server = Managed::plan(&order.spec)?;
         let client = client::open(&order.spec.client, &server.settings(order.client_settings()))?;
         let ended = order.carry_out(client.as_ref(), &mut server, stop, observe).await;
         server.explain(ended).await
     })
+}
+
+/// Lets this process have as many connections open as it may have requests in flight, as far as the system allows. What does
+/// not fit is told by the requests that fail.
+fn allow_files(connections: u64) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    /// Beside connections: the log, readings, sensors, tables.
+    const OTHERS: u64 = 256;
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let wanted = maximum.map_or(connections + OTHERS, |most| most.min(connections + OTHERS));
+    if current.is_some_and(|now| now < wanted) {
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum });
+    }
 }
 
 /// What is to be done, read and checked, nothing touched yet.
@@ -324,9 +337,7 @@ impl Order {
     }
 
     fn wrap_up(&self, dir: &RunDir, stopped: Option<StopCause>) -> Result<Ended, LabError> {
-        dir.finish()?;
-        let summary = summarize(dir, clock::wall())?;
-        dir.write_summary(&summary)?;
+        let summary = summarize::wrap_up(dir)?;
         Ok(Ended { run: dir.path().into(), summary, stopped })
     }
 }

@@ -19,10 +19,17 @@ use wattle_core::{Span, Warning};
 use wattle_meter::clock;
 use wattle_store::RunDir;
 
-/// Sums up the run in `dir` at the moment `now`.
-pub fn summarize(dir: &RunDir, now: Wall) -> Result<Summary, LabError> {
+/// Makes the tables and the summary of the run in `dir`.
+pub(crate) fn wrap_up(dir: &RunDir) -> Result<Summary, LabError> {
     let info = dir.info()?;
-    let mut told = Told::read(dir, &info.spec)?;
+    let mut told = Told::new(&info.spec)?;
+    dir.finish_seeing(&mut |line| told.take(line))?;
+    let summary = summarize(dir, info, told, clock::wall())?;
+    dir.write_summary(&summary)?;
+    Ok(summary)
+}
+
+fn summarize(dir: &RunDir, info: RunInfo, mut told: Told, now: Wall) -> Result<Summary, LabError> {
     let measured = Measured::read(dir, &info, &told)?;
     told.around.tree_memory = measured.tree_memory(&info.sensors);
     let (metrics, complete) = if info.spec.command.is_empty() {
@@ -87,10 +94,7 @@ pub fn summarize(dir: &RunDir, now: Wall) -> Result<Summary, LabError> {
 pub fn sum_up(run: &Path) -> Result<Summary, LabError> {
     let dir = RunDir::open(run)?;
     let _lock = dir.lock()?;
-    dir.finish()?;
-    let summary = summarize(&dir, clock::wall())?;
-    dir.write_summary(&summary)?;
-    Ok(summary)
+    wrap_up(&dir)
 }
 
 /// The runs of a command, warm-up left out.

@@ -5,14 +5,13 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use wattle_core::command::{Gauge, Repetition};
-use wattle_core::event::Event;
+use wattle_core::event::{Event, Line};
 use wattle_core::metrics::{Accumulator, Surroundings};
 use wattle_core::seen::Seen;
 use wattle_core::slo::Slo;
 use wattle_core::spec::Spec;
 use wattle_core::summary::RunInfo;
 use wattle_core::{Seconds, Span, Warning};
-use wattle_store::RunDir;
 
 /// More names than this are a mistake of the program's, and a summary of them all helps nobody.
 const MOST_NAMES: usize = 1000;
@@ -47,6 +46,10 @@ pub(super) struct Told {
     loads: Vec<Load>,
     /// Whether the queries came to their end.
     pub(super) ended: bool,
+    /// The session at hand, and what its command has said since it was started.
+    session: u32,
+    said: Vec<Said>,
+    asked: Seen,
     /// Queries for which the server loaded the model, and how long that took.
     loaded: (u64, f64),
 }
@@ -73,49 +76,55 @@ enum Said {
 }
 
 impl Told {
-    pub(super) fn read(dir: &RunDir, spec: &Spec) -> Result<Self, LabError> {
+    /// What a log with these settings will tell.
+    pub(super) fn new(spec: &Spec) -> Result<Self, LabError> {
         let slo = Slo::parse(&spec.slo).map_err(LabError::Usage)?;
-        let mut told = Self { records: Accumulator::new(slo), ..Self::default() };
-        let (mut asked, mut session, mut said) = (Seen::default(), 0, Vec::new());
-        dir.replay(|line| match line.event {
-            Event::Session { session: number, .. } => {
-                session = number;
-                said.clear();
+        Ok(Self { records: Accumulator::new(slo), ..Self::default() })
+    }
+
+    /// Takes in one line of the log.
+    pub(super) fn take(&mut self, line: &Line) {
+        match &line.event {
+            Event::Session { session, .. } => {
+                self.session = *session;
+                self.said.clear();
             }
             // A query that stands there twice counts once, the first time.
-            Event::Record(record) if asked.insert(record.item.index) => {
+            Event::Record(record) if self.asked.insert(record.item.index) => {
                 if let Some(error) = record.exchange.outcome.error() {
-                    count(&mut told.reasons, error);
+                    count(&mut self.reasons, error);
                 }
                 let load = record.exchange.server.as_ref().and_then(|s| s["load_duration"].as_f64());
                 if let Some(ns) = load.filter(|ns| *ns > LOADED_NS) {
-                    told.loaded = (told.loaded.0 + 1, told.loaded.1 + ns * 1e-9);
+                    self.loaded = (self.loaded.0 + 1, self.loaded.1 + ns * 1e-9);
                 }
-                told.records.push(&record);
+                self.records.push(record);
             }
             Event::Started { pid, .. } => {
-                told.unended = Some(pid);
-                said.clear();
+                self.unended = Some(*pid);
+                self.said.clear();
             }
             // What a command says counts when it has come to its end, and only then; while it warms up, as little as the rest of it.
             Event::Repetition(repetition) => {
-                told.unended = None;
-                let counts = !repetition.warmup;
-                told.repetitions.push(*repetition);
-                said.drain(..).filter(|_| counts).for_each(|said| told.said(session, said));
+                self.unended = None;
+                self.repetitions.push(repetition.as_ref().clone());
+                let said = std::mem::take(&mut self.said);
+                said.into_iter().filter(|_| !repetition.warmup).for_each(|said| self.said(said));
             }
-            Event::Phase { name, span: None, .. } if name == "queries" => told.ended = true,
-            Event::Phase { name, span: Some(span), .. } => said.push(Said::Phase(name, span)),
-            Event::Gauge { name, value, .. } => said.push(Said::Gauge(name, value)),
-            Event::Warning(warning) if !told.warnings.contains(&warning) => told.warnings.push(warning),
-            Event::Event { event, by: None, data: Some(data) } => told.event(session, &event, &data),
+            Event::Phase { name, span: None, .. } if name == "queries" => self.ended = true,
+            Event::Phase { name, span: Some(span), .. } => self.said.push(Said::Phase(name.clone(), *span)),
+            Event::Gauge { name, value, .. } => self.said.push(Said::Gauge(name.clone(), *value)),
+            Event::Warning(warning) if !self.warnings.contains(warning) => {
+                self.warnings.push(warning.clone())
+            }
+            Event::Event { event, by: None, data: Some(data) } => self.event(event, data),
             _ => {}
-        })?;
-        Ok(told)
+        }
     }
 
     /// Takes in what a command said.
-    fn said(&mut self, session: u32, said: Said) {
+    fn said(&mut self, said: Said) {
+        let session = self.session;
         match said {
             Said::Phase(name, span) if has_room(&self.phases, &name) => {
                 self.phases.entry(name).or_default().push((session, span));
@@ -127,11 +136,11 @@ impl Told {
         }
     }
 
-    fn event(&mut self, session: u32, event: &str, data: &Value) {
+    fn event(&mut self, event: &str, data: &Value) {
         match event {
             "idle_baseline" => {
                 if let Ok(power) = serde_json::from_value(data["power_w"].clone()) {
-                    self.around.idle_power.insert(session, power);
+                    self.around.idle_power.insert(self.session, power);
                 }
             }
             "load" => self.loads.extend(Load::deserialize(data)),
