@@ -24,6 +24,7 @@ pub mod spec;
 pub mod stats;
 pub mod summary;
 pub mod survey;
+pub mod sweep;
 pub mod time;
 pub mod timeline;
 pub mod units;

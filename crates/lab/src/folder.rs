@@ -27,14 +27,22 @@ impl Destination {
     /// A folder's name is one name, not a way out of the folder it is made in; and it is free, which is better known before a model is
     /// loaded than after.
     pub(crate) fn check(&self) -> Result<(), LabError> {
+        self.check_name()?;
+        match &self.name {
+            Some(name) if !self.overwrite && self.out.join(name).exists() => {
+                Err(StoreError::Exists { path: self.out.join(name) }.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Only that it is a name.
+    pub(crate) fn check_name(&self) -> Result<(), LabError> {
         match &self.name {
             Some(name) if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\']) => {
                 Err(LabError::Usage(format!(
                     "--name \"{name}\" is not the name of a folder; leave out slashes and leading dots"
                 )))
-            }
-            Some(name) if !self.overwrite && self.out.join(name).exists() => {
-                Err(StoreError::Exists { path: self.out.join(name) }.into())
             }
             _ => Ok(()),
         }

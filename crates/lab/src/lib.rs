@@ -14,6 +14,7 @@ pub mod score;
 pub mod server;
 mod stop;
 mod summarize;
+pub mod sweep;
 pub mod tokenizer;
 
 pub use error::LabError;

@@ -184,7 +184,8 @@ fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>> {
     }
 }
 
-fn write_json(path: PathBuf, value: &impl Serialize) -> Result<()> {
+/// Writes a JSON file, whole or not at all.
+pub fn write_json(path: PathBuf, value: &impl Serialize) -> Result<()> {
     let mut text = serde_json::to_vec_pretty(value).map_err(|e| StoreError::write(&path, e))?;
     text.push(b'\n');
     file::write(path, &text)

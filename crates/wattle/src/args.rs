@@ -40,6 +40,11 @@ pub(crate) enum Command {
   wattle run --model demo-300k --max-queries 500        a smaller model, all questions
   wattle run --client openai --url http://127.0.0.1:8000/v1 --dataset jsonl \\
       --dataset-param path=questions.jsonl --dataset-param prompt=question --scorer contains
+  wattle run --client openai --url http://127.0.0.1:8000 --concurrency 64 --dataset synthetic \\
+      --dataset-param input=512 --dataset-param output=128 --max-queries 1000
+  wattle run --client openai --url http://127.0.0.1:8000 --rate 1,2,4,8 --duration-s 60 --slo ttft=500ms,itl=50ms
+  wattle run --client ollama --model qwen3:4b --sweep concurrency
+  wattle run --server preset=vllm --model Qwen/Qwen3-4B --concurrency 32
   wattle run --resume runs/NAME                         go on after a crash or Ctrl-C
   wattle run --from runs/NAME --seed 2                  the same again with another seed
   wattle run --format json > result.json                for programs
@@ -51,6 +56,10 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated."
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) spec: SpecArgs,
+    /// One run for each of several values of a setting (concurrency=1,2,4), or more and more of rate or concurrency until the
+    /// server takes no more [alone: concurrency]
+    #[arg(long, value_name = "KEY[=V,V…]", num_args = 0..=1, default_missing_value = "concurrency", help_heading = "Load", conflicts_with = "resume")]
+    pub(crate) sweep: Option<String>,
     /// Folder in which the run's folder is made
     #[arg(long, env = "WATTLE_OUT", value_name = "DIR", default_value = "runs", help_heading = "Result")]
     pub(crate) out: PathBuf,
@@ -146,10 +155,10 @@ pub(crate) struct SpecArgs {
     #[arg(long, value_name = "N", help_heading = "Load")]
     #[serde(skip_serializing_if = "Option::is_none")]
     concurrency: Option<u32>,
-    /// Requests a second, whatever becomes of those before (open loop)
-    #[arg(long, value_name = "R", help_heading = "Load")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    rate: Option<f64>,
+    /// Requests a second, whatever becomes of those before (open loop); several, 1,2,4, are one run each
+    #[arg(long, value_name = "R", value_delimiter = ',', help_heading = "Load")]
+    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "first")]
+    pub(crate) rate: Vec<f64>,
     /// How the gaps of --rate are spread: constant, poisson or gamma [default: poisson]
     #[arg(long, value_name = "KIND", help_heading = "Load")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -385,6 +394,10 @@ fn pair(text: &str) -> Result<(String, String), String> {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("must be written KEY=VALUE".into()),
     }
+}
+
+fn first<S: serde::Serializer>(values: &[f64], serializer: S) -> Result<S::Ok, S::Error> {
+    values.first().serialize(serializer)
 }
 
 fn as_map<S: serde::Serializer>(pairs: &[(String, String)], serializer: S) -> Result<S::Ok, S::Error> {

@@ -2,9 +2,12 @@
 
 use std::path::Path;
 use wattle_core::metrics::Metric;
+use wattle_core::spec::Spec;
 use wattle_core::summary::Summary;
+use wattle_core::sweep::{Load, Sweep};
 use wattle_core::units::si;
 use wattle_lab::run::{Ended, Progress};
+use wattle_lab::sweep::Swept;
 
 /// Where a line ends.
 const WIDTH: usize = 79;
@@ -23,6 +26,15 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("latency", "latency_s", "s"),
     ("correct per joule (IPJ)", "ipj", "1/J"),
     ("correct per watt (IPW)", "ipw", "1/W"),
+];
+
+/// The rows of a load: several at once, or at times of their own.
+const LOAD_ROWS: &[(&str, &str, &str)] = &[
+    ("requests", "queries_per_s", "1/s"),
+    ("requests in flight", "mean_in_flight", ""),
+    ("sent late by", "send_lateness_s", "s"),
+    ("goodput", "goodput_per_s", "1/s"),
+    ("within the limits", "slo_met", "%"),
 ];
 
 /// The rows of a command.
@@ -52,6 +64,16 @@ pub(crate) fn result(ended: &Ended, report: Option<&Path>) -> String {
     out += &warnings(summary);
     if summary.total_queries > 0 {
         out += &table(summary, ROWS);
+        let Spec { concurrency, rate, trace, slo, .. } = &summary.config;
+        let open = rate.is_some() || trace.is_some() || summary.dataset.as_deref() == Some("trace");
+        if open || concurrency.is_some_and(|n| n > 1) || !slo.is_empty() {
+            let known = |(_, name, _): &&(&str, &str, &str)| {
+                summary.metrics.get(*name).is_some_and(|m| m.value.is_some())
+                    && (open || *name != "send_lateness_s")
+            };
+            let rows: Vec<_> = LOAD_ROWS.iter().filter(known).copied().collect();
+            out += &lines(summary, &rows);
+        }
     }
     out += &foot(summary, &ended.run, report);
     if ended.stopped.is_none() {
@@ -108,6 +130,12 @@ fn table(summary: &Summary, rows: &[(&str, &str, &str)]) -> String {
     let perimeter = summary.energy_perimeter.map_or("", |p| p.name());
     let how = if perimeter.is_empty() { "how".to_owned() } else { format!("how (energy: {perimeter})") };
     let mut out = format!("\n  {:23} {:>10}  {:22} {how}\n", "", "", "95 % interval");
+    out += &lines(summary, rows);
+    out
+}
+
+fn lines(summary: &Summary, rows: &[(&str, &str, &str)]) -> String {
+    let mut out = String::new();
     for (label, name, unit) in rows {
         // Without energy there is no point in saying so seven times.
         let silent = |m: &&Metric| m.value.is_none() && summary.energy_perimeter.is_none();
@@ -129,6 +157,90 @@ fn foot(summary: &Summary, run: &Path, report: Option<&Path>) -> String {
         out += &format!("  report  {}\n", report.display());
     }
     out
+}
+
+/// The columns of a sweep: title, metric, unit, and whether its 99th percentile is shown too.
+const SWEPT: &[(&str, &str, &str, bool)] = &[
+    ("req/s", "queries_per_s", "", false),
+    ("in flight", "mean_in_flight", "", false),
+    ("tok/s", "output_tokens_per_s", "", false),
+    ("TTFT p50", "ttft_s", "s", true),
+    ("ITL p50", "itl_s", "s", true),
+    ("power", "mean_power_w", "W", false),
+    ("J/token", "joules_per_output_token", "J", false),
+    ("goodput/s", "goodput_per_s", "", false),
+    ("failed", "errors", "", false),
+];
+
+/// What a sweep found, one line for each run.
+pub(crate) fn sweep(swept: &Swept, plan: &Sweep) -> String {
+    let known =
+        |name: &str| swept.points.iter().any(|p| p.metrics.get(name).is_some_and(|m| m.value.is_some()));
+    let columns: Vec<_> = SWEPT.iter().filter(|(_, metric, ..)| known(metric)).collect();
+    let mut rows = vec![vec![swept.key.clone()]];
+    for (title, _, _, tail) in &columns {
+        rows[0].push((*title).to_owned());
+        rows[0].extend(tail.then(|| "p99".to_owned()));
+    }
+    let energy = known("joules_per_output_token");
+    rows[0].extend(energy.then(|| "J/token, 95 %".to_owned()));
+    for point in &swept.points {
+        let mut row = vec![point.value.to_string()];
+        let show = |value: Option<f64>, unit: &str| match value {
+            None => "-".to_owned(),
+            Some(v) if unit.is_empty() => figures(v),
+            Some(v) => si(v, unit),
+        };
+        for (_, metric, unit, tail) in &columns {
+            let metric = point.metrics.get(*metric);
+            row.push(show(metric.and_then(|m| if *tail { m.p50 } else { m.value }), unit));
+            row.extend(tail.then(|| show(metric.and_then(|m| m.p99), unit)));
+        }
+        let ends = point.metrics.get("joules_per_output_token").and_then(|m| Some((m.low?, m.high?)));
+        let ends =
+            ends.map_or_else(|| "-".into(), |(low, high)| format!("{} to {}", si(low, "J"), si(high, "J")));
+        row.extend(energy.then_some(ends));
+        rows.push(row);
+    }
+    let widths: Vec<usize> =
+        (0..rows[0].len()).map(|c| rows.iter().map(|r| r[c].chars().count()).max().unwrap_or(0)).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}"));
+        cells.collect::<Vec<_>>().join("  ") + "\n"
+    };
+    let mut out = format!("\n{}", rows.iter().map(line).collect::<String>());
+    let best = swept
+        .points
+        .iter()
+        .filter(|p| p.kept_up)
+        .max_by(|a, b| a.value.as_f64().unwrap_or(0.0).total_cmp(&b.value.as_f64().unwrap_or(0.0)));
+    if let (Sweep::Search { of, .. }, Some(best)) = (plan, best) {
+        out += &match of {
+            Load::Rate => format!("\nThe server keeps up with {} requests a second.\n", best.value),
+            Load::Concurrency => format!("\nMore than {} requests at once bring nothing more.\n", best.value),
+        };
+    }
+    out + &format!("\n  sweep   {}\n", swept.output_dir.display())
+}
+
+/// One run of a sweep, on one line.
+pub(crate) fn point(summary: &Summary) -> String {
+    let value = |name: &str| summary.metrics.get(name).and_then(|m| m.value);
+    let parts = [
+        value("queries").map(|n| format!("{n} queries")),
+        value("queries_per_s").map(|r| format!("{}/s", figures(r))),
+        value("errors").filter(|n| *n > 0.0).map(|n| format!("{n} failed")),
+    ];
+    format!("  {}", parts.into_iter().flatten().collect::<Vec<_>>().join(", "))
+}
+
+/// Three figures.
+fn figures(value: f64) -> String {
+    match value.abs() {
+        v if v >= 100.0 || v.fract() == 0.0 => format!("{value:.0}"),
+        v if v >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
 }
 
 /// How a run is doing, on one line.

@@ -420,3 +420,62 @@ fn ollama_is_asked_by_its_own_api_and_its_durations_are_kept() {
     assert_eq!(metric(&bench.summary(&more), "queries"), 1.0);
     assert!(server.log().iter().any(|s| s.path == "/api/pull"));
 }
+
+#[test]
+fn a_sweep_is_a_run_for_each_value_and_goes_on_where_it_was_cut_off() {
+    let server = Server::start(Config { tokens: 3, ttft_ms: 4.0, itl_ms: 1.0, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    let (url, data) = (server.url(), prompts(&bench, numbered(40)));
+    let more = ["--energy", "none", "--sweep", "concurrency=1,4", "--max-queries", "40", "--name", "s"];
+    let swept = bench.summary(&args(&url, &data, &more));
+    let folder = bench.path().join("runs/s");
+    assert_eq!(swept["key"], "concurrency");
+    let points = swept["points"].as_array().unwrap();
+    let values: Vec<&Value> = points.iter().map(|p| &p["value"]).collect();
+    assert_eq!(values, [&json!(1), &json!(4)]);
+    let rate = |i: usize| points[i]["metrics"]["queries_per_s"]["value"].as_f64().unwrap();
+    assert!(rate(1) > 2.0 * rate(0), "{} and {}", rate(0), rate(1));
+    for (run, count) in [("concurrency-1", 40), ("concurrency-4", 40)] {
+        assert_eq!(recorded(&folder.join(run)).len(), count, "{run}");
+    }
+    // What is whole is not asked again; what was cut off is asked for its rest.
+    let log = folder.join("concurrency-4/log.jsonl");
+    let text = std::fs::read_to_string(&log).unwrap();
+    let kept: Vec<&str> = text.lines().take(20).collect();
+    std::fs::write(&log, kept.join("\n") + "\n").unwrap();
+    std::fs::remove_file(folder.join("concurrency-4/summary.json")).unwrap();
+    let (before, asked) = (recorded(&folder.join("concurrency-4")).len(), server.log().len());
+    bench.summary(&args(&url, &data, &more));
+    assert_eq!(server.log().len() - asked, 40 - before);
+    let mut whole = recorded(&folder.join("concurrency-4"));
+    whole.sort_unstable();
+    assert_eq!(whole, (0..40).collect::<Vec<u64>>());
+    // Other settings are another sweep.
+    let other = [&more[..], &["--max-tokens", "2"]].concat();
+    let out = bench.run(&args(&url, &data, &other));
+    assert_eq!(out.status.code(), Some(2), "{}", support::stderr(&out));
+}
+
+#[test]
+fn a_search_finds_what_the_server_takes() {
+    // Eight at once, 20 ms each: 400 a second at most.
+    let engine =
+        json!({"max_batch": 8, "seconds": {"fixed": 0.01, "prefill": 0.0, "decode": 0.0, "context": 0.0}});
+    let config = json!({"tokens": 2, "engine": engine}).to_string();
+    let server = Server::start(Config::parse(&config).unwrap()).unwrap();
+    let bench = Bench::new();
+    let (url, data) = (server.url(), prompts(&bench, numbered(300)));
+    let more =
+        ["--energy", "none", "--rate", "50", "--sweep", "rate", "--arrival", "constant", "--duration-s", "1"];
+    let swept = bench.summary(&args(&url, &data, &more));
+    let points = swept["points"].as_array().unwrap();
+    let best = points
+        .iter()
+        .filter(|p| p["kept_up"] == true)
+        .filter_map(|p| p["value"].as_f64())
+        .fold(0.0, f64::max);
+    assert!((200.0..=450.0).contains(&best), "{best}");
+    let out = bench.run(&args(&url, &data, &["--energy", "none", "--rate", "20,40", "--duration-s", "0.5"]));
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert!(out.status.success() && text.contains("TTFT p50") && text.contains("  40 "), "{text}");
+}

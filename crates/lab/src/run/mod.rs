@@ -161,7 +161,7 @@ impl Order {
             What::New { spec, destination } => {
                 destination.check()?;
                 refuse_command(&spec, "give it to \"wattle exec\", or leave out the key command")?;
-                (server::settle(absolute(replayed(*spec)))?, Target::New(destination))
+                (settled(*spec)?, Target::New(destination))
             }
             What::Resume { run, changes } => {
                 let dir = RunDir::open(&run)?;
@@ -358,6 +358,11 @@ fn with_changes(spec: &Spec, changes: &[Layer]) -> Result<Spec, LabError> {
         layers.push(layer.clone());
     }
     Spec::from_layers(&layers).map_err(|e| usage(&e))
+}
+
+/// The settings as they are kept: paths from anywhere, choices made.
+pub(crate) fn settled(spec: Spec) -> Result<Spec, LabError> {
+    server::settle(absolute(replayed(spec)))
 }
 
 /// A trace alone says what is asked, too: prompts of its lengths.

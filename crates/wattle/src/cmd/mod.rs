@@ -5,6 +5,7 @@ pub(crate) mod exec;
 pub(crate) mod list;
 pub(crate) mod report;
 pub(crate) mod run;
+pub(crate) mod sweep;
 
 use std::io::Write;
 use wattle_core::metrics::WHOLE;

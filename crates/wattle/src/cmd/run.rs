@@ -17,6 +17,9 @@ use wattle_lab::{Destination, LabError, Stop, StopCause};
 
 /// Runs and shows the result.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
+    if let Some(sweep) = sweep_of(args) {
+        return super::sweep::sweep(args, &sweep);
+    }
     let what = match &args.resume {
         Some(run) => What::Resume { run: run.clone(), changes: config::flags(&args.spec)? },
         None => What::New {
@@ -67,6 +70,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What is to be swept, if anything is.
+fn sweep_of(args: &RunArgs) -> Option<String> {
+    let rates: Vec<String> = args.spec.rate.iter().map(ToString::to_string).collect();
+    match &args.sweep {
+        Some(sweep) => Some(sweep.clone()),
+        None => (rates.len() > 1).then(|| format!("rate={}", rates.join(","))),
+    }
+}
+
 /// Asks before a run is replaced, where there is somebody to ask.
 pub(crate) fn may_replace(out: &Path, name: Option<&str>) -> Result<bool> {
     let Some(path) = name.map(|n| out.join(n)).filter(|p| p.exists()) else {
@@ -93,7 +105,7 @@ pub(crate) const fn exit_code(cause: StopCause) -> u8 {
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The first signal ends the run in good order, the second at once. Nothing finished is lost either way.
-fn end_on_signals(stop: Stop) -> Result<()> {
+pub(crate) fn end_on_signals(stop: Stop) -> Result<()> {
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
     std::thread::Builder::new().name("wattle-signals".into()).spawn(move || {
         for signal in signals.forever() {
@@ -118,16 +130,16 @@ fn end_on_signals(stop: Stop) -> Result<()> {
 }
 
 /// The progress bar, on a terminal; on anything else, nothing.
-struct Bar(ProgressBar);
+pub(crate) struct Bar(pub(crate) ProgressBar);
 
 impl Bar {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let bar = ProgressBar::new_spinner();
         bar.enable_steady_tick(Duration::from_millis(200));
         Self(bar)
     }
 
-    fn show(&self, progress: Progress) {
+    pub(crate) fn show(&self, progress: Progress) {
         let bar = &self.0;
         match progress {
             Progress::Stage(stage) => bar.set_message(stage),

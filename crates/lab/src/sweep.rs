@@ -1,0 +1,129 @@
+//! Several runs in a row that differ in one setting, in a folder of their own. What is there and whole is not run again.
+
+use crate::folder::unique_id;
+use crate::run::{self, Observer, What};
+use crate::{Destination, LabError, Stop, StopCause};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use wattle_core::spec::Spec;
+use wattle_core::summary::{Summary, slug};
+use wattle_core::sweep::{Point, Sweep};
+use wattle_store::RunDir;
+
+/// How long each run takes if nothing else ends it.
+const USUAL_S: f64 = 30.0;
+
+/// What a sweep found: `sweep.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Swept {
+    /// The setting that was changed.
+    pub key: String,
+    /// What was found, in the order in which it was tried.
+    pub points: Vec<Point>,
+    /// Where it is kept.
+    pub output_dir: PathBuf,
+}
+
+/// What is going on.
+pub enum Step<'a> {
+    /// A run begins.
+    Begins {
+        /// The setting.
+        key: &'a str,
+        /// Its value.
+        value: &'a Value,
+    },
+    /// A run ended, or had ended before.
+    Ended(&'a Summary),
+}
+
+/// Sweeps.
+pub fn sweep(
+    sweep: &Sweep,
+    spec: &Spec,
+    destination: &Destination,
+    stop: &Stop,
+    step: &mut dyn FnMut(Step<'_>),
+    observe: &mut Observer<'_>,
+) -> Result<(Swept, Option<StopCause>), LabError> {
+    destination.check_name()?;
+    let name =
+        destination.name.clone().unwrap_or_else(|| format!("sweep-{}_{}", sweep.key(), &unique_id()[..8]));
+    let folder = destination.out.join(name);
+    if destination.overwrite && folder.exists() {
+        clear(&folder)?;
+    }
+    let mut spec = spec.clone();
+    if spec.max_queries.is_none() && spec.duration_s.is_none() {
+        spec.duration_s = Some(USUAL_S);
+    }
+    let mut swept = Swept { key: sweep.key().to_owned(), points: Vec::new(), output_dir: folder.clone() };
+    while let Some(value) = sweep.next(&swept.points) {
+        let at = sweep.apply(&spec, &value).map_err(LabError::Usage)?;
+        step(Step::Begins { key: sweep.key(), value: &value });
+        let run = slug(&format!("{}-{}", sweep.key(), plain(&value)), 60);
+        let (summary, stopped) = point(&folder, &run, &at, stop, observe)?;
+        step(Step::Ended(&summary));
+        if stopped.is_none() {
+            let kept_up = sweep.kept_up(&summary.metrics, &at, &swept.points);
+            swept.points.push(Point { value, run, kept_up, metrics: summary.metrics });
+            wattle_store::write_json(folder.join("sweep.json"), &swept)?;
+        }
+        if stopped.is_some() {
+            return Ok((swept, stopped));
+        }
+    }
+    Ok((swept, None))
+}
+
+/// The run of one value: as it is there, its rest, or all of it.
+fn point(
+    folder: &Path,
+    name: &str,
+    spec: &Spec,
+    stop: &Stop,
+    observe: &mut Observer<'_>,
+) -> Result<(Summary, Option<StopCause>), LabError> {
+    let path = folder.join(name);
+    let there = RunDir::open(&path).ok();
+    if let Some(dir) = &there {
+        let info = dir.info()?;
+        if info.spec != run::settled(spec.clone())? {
+            return Err(LabError::Usage(format!(
+                "{} was run with other settings; choose another --name, or --overwrite",
+                path.display()
+            )));
+        }
+        if let Some(summary) = dir.summary()?.filter(|s| s.complete) {
+            return Ok((summary, None));
+        }
+    }
+    let what = match there {
+        Some(_) if spec.duration_s.is_none() => What::Resume { run: path, changes: Vec::new() },
+        there => What::New {
+            spec: Box::new(spec.clone()),
+            // What is there of a run by time has no rest.
+            destination: Destination {
+                out: folder.to_owned(),
+                name: Some(name.to_owned()),
+                overwrite: there.is_some(),
+            },
+        },
+    };
+    let ended = run::run(what, stop, observe)?;
+    Ok((ended.summary, ended.stopped))
+}
+
+/// Removes a sweep, and nothing else.
+fn clear(folder: &Path) -> Result<(), LabError> {
+    if !folder.join("sweep.json").exists() {
+        return Err(LabError::Usage(format!("{} is no sweep; it is left alone", folder.display())));
+    }
+    std::fs::remove_dir_all(folder)
+        .map_err(|error| LabError::System { what: "cannot remove the sweep", error })
+}
+
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
