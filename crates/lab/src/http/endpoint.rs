@@ -71,6 +71,11 @@ impl Endpoint {
         })
     }
 
+    /// Whether a connection carries several requests at once.
+    pub(super) fn shares(&self) -> bool {
+        self.version == Version::Http2
+    }
+
     /// Where its joules are drawn.
     pub(crate) fn place(&self) -> Place {
         // An address is this machine's if a socket can be bound to it; nothing is sent.

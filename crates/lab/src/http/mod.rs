@@ -120,6 +120,8 @@ pub(crate) struct Http {
     patience: Duration,
     idle: Mutex<Vec<Connection>>,
     shared: Mutex<Vec<Shared>>,
+    /// Held by whoever opens a connection that others can share.
+    opening: tokio::sync::Mutex<()>,
     opened: AtomicU64,
 }
 
@@ -193,6 +195,7 @@ impl Http {
             patience,
             idle: Mutex::default(),
             shared: Mutex::default(),
+            opening: tokio::sync::Mutex::default(),
             opened: AtomicU64::new(0),
         }
     }
@@ -277,8 +280,14 @@ impl Http {
                 Err((trouble, _)) => return Err(trouble),
             }
         }
-        let connection = self.open().await?;
-        let lease = self.lease(connection);
+        // Those that come meanwhile wait, and share what one of them opens.
+        let shares = self.endpoint.shares();
+        let one = if shares { Some(self.opening.lock().await) } else { None };
+        let lease = match self.share().filter(|_| shares) {
+            Some(lease) => lease,
+            None => self.lease(self.open().await?),
+        };
+        drop(one);
         self.send(lease, self.request(&method, path, body)?, live).await.map_err(|(t, _)| t)
     }
 
