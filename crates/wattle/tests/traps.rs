@@ -99,7 +99,7 @@ fn what_is_no_answer_is_one_failed_row_with_its_reason() {
         ("hang_mid", "timeout", "raise timeout_s"),
         ("huge_line", "protocol", "longer than"),
         ("garbage", "protocol", ""),
-        ("garbage_head", "network", ""),
+        ("garbage_head", "protocol", "not an HTTP answer"),
     ];
     let prompt = |trap: &str| format!("say something #tokens=6 #trap={trap}");
     let server = server();

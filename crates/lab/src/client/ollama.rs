@@ -2,7 +2,7 @@
 
 use super::{BoxFuture, Client, Driver, Limits, Live, Place, Settings, Tell, Verdict, verdict};
 use crate::LabError;
-use crate::http::{Answer, Endpoint, Http, Trouble, Version, read_key, refusal};
+use crate::http::{Answer, Endpoint, Http, Piece, Trouble, Version, read_key, refusal};
 use hyper::Method;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -78,10 +78,10 @@ impl Ollama {
     ) -> Result<Value, Trouble> {
         let asking = async {
             let answer = self.http.call(method, path, body, None).await?;
-            if !answer.response.status().is_success() {
+            if !answer.is_success() {
                 return Err(refusal(answer, error_text).await);
             }
-            let body = answer.body(LONGEST_LISTING).await?;
+            let body = answer.whole(LONGEST_LISTING).await?;
             serde_json::from_slice(&body).map_err(Trouble::protocol)
         };
         tokio::time::timeout(patience, asking).await.unwrap_or_else(|_| {
@@ -112,12 +112,12 @@ impl Ollama {
     async fn fetch(&self, name: &str, tell: Tell<'_>) -> Result<(), Trouble> {
         let body = json!({ "model": name, "stream": true }).to_string().into_bytes();
         let mut answer = self.http.call(Method::POST, "/api/pull", body, None).await?;
-        if !answer.response.status().is_success() {
+        if !answer.is_success() {
             return Err(refusal(answer, error_text).await);
         }
         let (mut lines, mut last) = (Lines::default(), Value::Null);
-        while let Some(data) = answer.piece().await? {
-            let fits = lines.push(&data, |line| {
+        while let Some(Piece { bytes, .. }) = answer.piece().await? {
+            let fits = lines.push(bytes, |line| {
                 last = serde_json::from_slice(line).unwrap_or_default();
                 let part = last["completed"].as_f64().zip(last["total"].as_f64());
                 let part =
@@ -187,7 +187,7 @@ impl Ollama {
     async fn exchange(&self, request: &Request, live: &Live) -> Result<Finish, Trouble> {
         let body = wire::body(request, &self.options);
         let answer = self.http.call(Method::POST, "/api/chat", body, Some(live)).await?;
-        if !answer.response.status().is_success() {
+        if !answer.is_success() {
             return Err(refusal(answer, error_text).await);
         }
         let finish = read_lines(answer, live).await?;
@@ -214,19 +214,19 @@ async fn read_lines(mut answer: Answer<'_>, live: &Live) -> Result<Option<Finish
             trouble = take_line(line, at, exchange, &mut finish).err();
         }
     };
-    while let Some(data) = answer.piece().await? {
-        let (at, dated) = answer.came();
+    let mut last = Stamp::default();
+    while let Some(Piece { bytes, at, dated }) = answer.piece().await? {
+        last = at;
         let fits = live.with(|exchange| {
             exchange.dated = dated;
             exchange.done = at;
-            lines.push(&data, |line| take(line, at, exchange))
+            lines.push(bytes, |line| take(line, at, exchange))
         });
         if !fits {
             return Err(Trouble::protocol(format!("a line is longer than {} MiB", wire::LONGEST_LINE >> 20)));
         }
     }
-    let (at, _) = answer.came();
-    live.with(|exchange| lines.finish(|line| take(line, at, exchange)));
+    live.with(|exchange| lines.finish(|line| take(line, last, exchange)));
     answer.give_back();
     trouble.map_or(Ok(finish), Err)
 }

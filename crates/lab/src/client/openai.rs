@@ -2,10 +2,9 @@
 
 use super::{BoxFuture, Client, Driver, Limits, Live, Place, Settings, Tell, Verdict, verdict};
 use crate::LabError;
-use crate::http::{Answer, Endpoint, Http, KEY_VARIABLE, Trouble, Version, read_key, refusal};
+use crate::http::{Answer, Endpoint, Http, KEY_VARIABLE, Piece, Trouble, Version, read_key, refusal};
 use crate::tokenizer::Tokenizer;
 use hyper::Method;
-use hyper::header::CONTENT_TYPE;
 use serde_json::{Map, Value};
 use std::path::Path;
 use std::sync::Arc;
@@ -98,16 +97,16 @@ impl OpenAi {
     async fn models(&self) -> Result<Option<Vec<String>>, Trouble> {
         let asking = async {
             let answer = self.http.call(Method::GET, "/models", Vec::new(), None).await?;
-            Ok((answer.response.status(), answer.body(LONGEST_LISTING).await?))
+            Ok((answer.status(), answer.whole(LONGEST_LISTING).await?))
         };
         let (status, body) = tokio::time::timeout(HEALTH_TIMEOUT, asking).await.unwrap_or_else(|_| {
             let error = format!("nothing came within {} s", HEALTH_TIMEOUT.as_secs());
             Err(Trouble::new(FailureClass::Timeout, error))
         })?;
-        match status.as_u16() {
+        match status {
             401 | 403 => Err(Trouble::new(
                 FailureClass::Server,
-                format!("the server refuses the key (HTTP {}); set {KEY_VARIABLE}", status.as_u16()),
+                format!("the server refuses the key (HTTP {status}); set {KEY_VARIABLE}"),
             )),
             // llama.cpp and others say so while they load.
             503 => Err(Trouble::new(FailureClass::Server, "the server is not ready yet (HTTP 503)")),
@@ -139,15 +138,14 @@ impl OpenAi {
     async fn exchange(&self, request: &Request, live: &Live) -> Result<Finish, Trouble> {
         let body = wire::body(request, self.api, self.cap, &self.more);
         let answer = self.http.call(Method::POST, self.api.path(), body, Some(live)).await?;
-        if !answer.response.status().is_success() {
+        if !answer.is_success() {
             return Err(refusal(answer, wire::error_text).await);
         }
-        let kind = answer.response.headers().get(CONTENT_TYPE).and_then(|v| v.to_str().ok());
         let mut said = Said { finish: None, aside: self.tokenizer.as_ref().map(|_| String::new()) };
-        if kind.is_some_and(|v| v.starts_with("text/event-stream")) {
+        if answer.is("text/event-stream") {
             read_stream(answer, live, &mut said).await?;
         } else {
-            let body = answer.body(LONGEST_ANSWER).await?;
+            let body = answer.whole(LONGEST_ANSWER).await?;
             live.with(|exchange| take_chunk(&body, None, exchange, &mut said))?;
         }
         live.with(|exchange| self.count(exchange, &said));
@@ -188,17 +186,17 @@ async fn read_stream(mut answer: Answer<'_>, live: &Live, said: &mut Said) -> Re
             trouble = take_chunk(data, Some(at), exchange, said).err();
         }
     };
-    while let Some(data) = answer.piece().await? {
-        let (at, dated) = answer.came();
+    let mut last = Stamp::default();
+    while let Some(Piece { bytes, at, dated }) = answer.piece().await? {
+        last = at;
         live.with(|exchange| {
             exchange.dated = dated;
             exchange.done = at;
-            decoder.push(&data, |event| take(event, at, exchange))
+            decoder.push(bytes, |event| take(event, at, exchange))
         })
         .map_err(Trouble::protocol)?;
     }
-    let (at, _) = answer.came();
-    live.with(|exchange| decoder.finish(|event| take(event, at, exchange))).map_err(Trouble::protocol)?;
+    live.with(|exchange| decoder.finish(|event| take(event, last, exchange))).map_err(Trouble::protocol)?;
     answer.give_back();
     trouble.map_or(Ok(()), Err)
 }

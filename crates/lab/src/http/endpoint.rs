@@ -1,11 +1,12 @@
 //! Where a server is, and how it is reached.
 
-use super::socket::{Socket, Traffic};
-use super::{Connection, Sender, Trouble, Version};
+use super::one::{One, Stream};
+use super::socket::Socket;
+use super::{Connection, Shared, Trouble, Version};
 use crate::LabError;
 use crate::client::Place;
 use hyper::Uri;
-use hyper::client::conn::{http1, http2};
+use hyper::client::conn::http2;
 use hyper::header::HeaderValue;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
@@ -25,6 +26,8 @@ pub(crate) struct Endpoint {
     pub(super) authority: HeaderValue,
     /// Path before every request's own, without a slash at its end.
     pub(super) base: String,
+    /// `http` or `https`.
+    pub(super) scheme: &'static str,
     tls: Option<TlsConnector>,
     version: Version,
     /// Asked for once: a name server is not part of what is measured.
@@ -65,6 +68,7 @@ impl Endpoint {
             port: authority.port_u16().unwrap_or(usual_port),
             authority: HeaderValue::from_str(authority.as_str()).map_err(|_| bad("not a URL"))?,
             base: base.to_owned(),
+            scheme: if tls.is_some() { "https" } else { "http" },
             tls,
             version,
             addresses: OnceLock::new(),
@@ -111,35 +115,24 @@ impl Endpoint {
         let tcp = TcpStream::connect(self.addresses().await?).await.map_err(Trouble::refused)?;
         tcp.set_nodelay(true).map_err(Trouble::refused)?;
         let (socket, traffic) = Socket::new(tcp);
-        match &self.tls {
-            None => self.handshake(TokioIo::new(socket), traffic).await,
+        let stream = match &self.tls {
+            None => Stream::Plain(socket),
             Some(tls) => {
                 let name = ServerName::try_from(self.host.clone()).map_err(Trouble::refused)?;
-                let stream = tls.connect(name, socket).await.map_err(Trouble::refused)?;
-                self.handshake(TokioIo::new(stream), traffic).await
-            }
-        }
-    }
-
-    async fn handshake<T>(&self, io: T, traffic: Arc<Traffic>) -> Result<Connection, Trouble>
-    where
-        T: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
-    {
-        // Each ends by itself when its sender is dropped or the server hangs up; errors reach the request in flight.
-        let sender = match self.version {
-            Version::Http1 => {
-                let (sender, connection) = http1::handshake(io).await.map_err(Trouble::refused)?;
-                tokio::spawn(connection);
-                Sender::Http1(sender)
-            }
-            Version::Http2 => {
-                let (sender, connection) =
-                    http2::handshake(TokioExecutor::new(), io).await.map_err(Trouble::refused)?;
-                tokio::spawn(connection);
-                Sender::Http2(sender)
+                Stream::Tls(Box::new(tls.connect(name, socket).await.map_err(Trouble::refused)?))
             }
         };
-        Ok(Connection { sender, traffic })
+        match self.version {
+            Version::Http1 => Ok(Connection::One(Box::new(One::new(stream, traffic)))),
+            Version::Http2 => {
+                let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+                    .await
+                    .map_err(Trouble::refused)?;
+                // Ends by itself when its senders are dropped or the server hangs up; errors reach the requests in flight.
+                tokio::spawn(connection);
+                Ok(Connection::Two(Shared { sender, streams: Arc::default() }))
+            }
+        }
     }
 }
 

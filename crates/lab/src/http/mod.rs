@@ -4,9 +4,8 @@
 //! written nowhere.
 
 mod endpoint;
+mod one;
 mod socket;
-
-use socket::Traffic;
 
 pub(crate) use endpoint::Endpoint;
 
@@ -14,9 +13,10 @@ use crate::LabError;
 use crate::client::Live;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
-use hyper::client::conn::{http1, http2};
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, RETRY_AFTER};
+use hyper::client::conn::http2;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::{Method, Response};
+use one::{Broken, Head, One};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -96,20 +96,15 @@ impl Trouble {
 }
 
 /// A connection to the server.
-struct Connection {
-    sender: Sender,
-    traffic: Arc<Traffic>,
-}
-
-enum Sender {
-    Http1(http1::SendRequest<Full<Bytes>>),
-    Http2(http2::SendRequest<Full<Bytes>>),
+enum Connection {
+    One(Box<One>),
+    Two(Shared),
 }
 
 /// A connection that several requests are on.
+#[derive(Clone)]
 struct Shared {
     sender: http2::SendRequest<Full<Bytes>>,
-    traffic: Arc<Traffic>,
     streams: Arc<AtomicUsize>,
 }
 
@@ -118,71 +113,122 @@ pub(crate) struct Http {
     endpoint: Endpoint,
     key: Option<HeaderValue>,
     patience: Duration,
-    idle: Mutex<Vec<Connection>>,
+    idle: Mutex<Vec<Box<One>>>,
     shared: Mutex<Vec<Shared>>,
     /// Held by whoever opens a connection that others can share.
     opening: tokio::sync::Mutex<()>,
     opened: AtomicU64,
 }
 
-/// An answer that has begun.
+/// An answer that has begun; its connection is closed if it is dropped before its end.
 pub(crate) struct Answer<'a> {
-    pub(crate) response: Response<Incoming>,
-    lease: Lease<'a>,
-}
-
-/// A connection in use; given back when its answer was read to the end, closed otherwise.
-struct Lease<'a> {
     http: &'a Http,
-    connection: Option<Connection>,
-    /// Of a connection that is not ours alone: how many are on it.
-    streams: Option<Arc<AtomicUsize>>,
+    body: Body,
 }
 
-impl Drop for Lease<'_> {
-    fn drop(&mut self) {
-        if let Some(streams) = &self.streams {
-            streams.fetch_sub(1, Ordering::Relaxed);
-        }
+enum Body {
+    One { connection: Box<One>, head: Head },
+    Two { response: Response<Incoming>, piece: Bytes, _place: Place },
+}
+
+/// A place on a connection that others are on too.
+struct Place(Shared);
+
+impl Place {
+    fn take(shared: &Shared) -> Self {
+        shared.streams.fetch_add(1, Ordering::Relaxed);
+        Self(shared.clone())
     }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.streams.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Bytes of an answer, and when they came.
+pub(crate) struct Piece<'a> {
+    pub(crate) bytes: &'a [u8],
+    /// On a connection that others are on too, when they were read.
+    pub(crate) at: Stamp,
+    pub(crate) dated: Dated,
 }
 
 impl Answer<'_> {
-    /// When the bytes at hand came, and who says so: no later than this. On a connection that others are on too, the last bytes
-    /// may be theirs, so it is when ours are read.
-    pub(crate) fn came(&self) -> (Stamp, Dated) {
-        let own = self.lease.connection.as_ref().filter(|_| self.lease.streams.is_none());
-        own.map_or_else(|| (clock::now(), Dated::Client), |connection| connection.traffic.came())
+    pub(crate) fn status(&self) -> u16 {
+        match &self.body {
+            Body::One { head, .. } => head.status,
+            Body::Two { response, .. } => response.status().as_u16(),
+        }
+    }
+
+    pub(crate) fn is_success(&self) -> bool {
+        (200..300).contains(&self.status())
+    }
+
+    /// Whether it says that it is of this kind.
+    pub(crate) fn is(&self, kind: &str) -> bool {
+        let said = match &self.body {
+            Body::One { head, .. } => head.kind.as_deref(),
+            Body::Two { response, .. } => response.headers().get(CONTENT_TYPE).and_then(|v| v.to_str().ok()),
+        };
+        said.is_some_and(|said| said.to_ascii_lowercase().starts_with(kind))
+    }
+
+    /// How long the server wants to be left alone.
+    fn retry_after(&self) -> Option<Duration> {
+        let seconds = match &self.body {
+            Body::One { head, .. } => head.retry_after,
+            Body::Two { response, .. } => {
+                response.headers().get(RETRY_AFTER).and_then(|v| v.to_str().ok()?.trim().parse().ok())
+            }
+        };
+        seconds.map(Duration::from_secs)
     }
 
     /// The rest of it, if it is not longer than `longest`.
-    pub(crate) async fn body(mut self, longest: usize) -> Result<Vec<u8>, Trouble> {
+    pub(crate) async fn whole(mut self, longest: usize) -> Result<Vec<u8>, Trouble> {
         let mut bytes = Vec::new();
-        while let Some(data) = self.piece().await? {
-            if bytes.len() + data.len() > longest {
+        while let Some(piece) = self.piece().await? {
+            if bytes.len() + piece.bytes.len() > longest {
                 return Err(Trouble::protocol(format!("the server's answer is longer than {longest} bytes")));
             }
-            bytes.extend_from_slice(&data);
+            bytes.extend_from_slice(piece.bytes);
         }
         self.give_back();
         Ok(bytes)
     }
 
     /// The next bytes of it; `None` at its end.
-    pub(crate) async fn piece(&mut self) -> Result<Option<Bytes>, Trouble> {
-        while let Some(frame) = self.response.body_mut().frame().await {
-            let frame = frame.map_err(|e| Trouble::network(format!("the answer broke off: {e}")))?;
-            if let Ok(data) = frame.into_data() {
-                return Ok(Some(data));
+    pub(crate) async fn piece(&mut self) -> Result<Option<Piece<'_>>, Trouble> {
+        match &mut self.body {
+            Body::One { connection, head } => {
+                // Asked first, because the bytes are lent from where the stamp is.
+                let traffic = connection.traffic();
+                let bytes = connection.piece(head).await?;
+                let (at, dated) = traffic.came();
+                Ok(bytes.map(|bytes| Piece { bytes, at, dated }))
+            }
+            Body::Two { response, piece, .. } => {
+                while let Some(frame) = response.body_mut().frame().await {
+                    let frame = frame.map_err(|e| Trouble::network(format!("the answer broke off: {e}")))?;
+                    if let Ok(data) = frame.into_data() {
+                        *piece = data;
+                        return Ok(Some(Piece { bytes: piece, at: clock::now(), dated: Dated::Client }));
+                    }
+                }
+                Ok(None)
             }
         }
-        Ok(None)
     }
 
-    /// It was read to its end: its connection can be used again.
-    pub(crate) fn give_back(mut self) {
-        if let Some(connection) = self.lease.connection.take().filter(|_| self.lease.streams.is_none()) {
-            locked(&self.lease.http.idle).push(connection);
+    /// It was read to its end: its connection can be used again, if the server leaves it open.
+    pub(crate) fn give_back(self) {
+        if let Body::One { connection, head } = self.body
+            && connection.is_free(&head)
+        {
+            locked(&self.http.idle).push(connection);
         }
     }
 }
@@ -213,11 +259,10 @@ impl Http {
     /// goes wrong here goes wrong again with the first request, and is told there.
     pub(crate) async fn connect(&self, requests: usize) {
         while locked(&self.idle).len() < requests && locked(&self.shared).is_empty() {
-            let Ok(connection) = self.open().await else { return };
-            match connection.sender {
-                Sender::Http1(_) => locked(&self.idle).push(connection),
-                // The first request that comes makes it one that is shared.
-                Sender::Http2(_) => drop(self.lease(connection)),
+            match self.open().await {
+                Ok(Connection::One(one)) => locked(&self.idle).push(one),
+                Ok(Connection::Two(shared)) => locked(&self.shared).push(shared),
+                Err(_) => return,
             }
         }
     }
@@ -239,23 +284,6 @@ impl Http {
         Ok(connection)
     }
 
-    fn request(
-        &self,
-        method: &Method,
-        path: &str,
-        body: Bytes,
-    ) -> Result<hyper::Request<Full<Bytes>>, Trouble> {
-        let mut builder = hyper::Request::builder()
-            .method(method)
-            .uri(format!("{}{path}", self.endpoint.base))
-            .header(HOST, self.endpoint.authority.clone())
-            .header(CONTENT_TYPE, "application/json");
-        if let Some(key) = &self.key {
-            builder = builder.header(AUTHORIZATION, key.clone());
-        }
-        builder.body(Full::new(body)).map_err(Trouble::protocol)
-    }
-
     /// Sends on a kept connection or a new one, and waits for the head of the answer. `live` hears when it was sent.
     pub(crate) async fn call(
         &self,
@@ -264,112 +292,131 @@ impl Http {
         body: Vec<u8>,
         live: Option<&Live>,
     ) -> Result<Answer<'_>, Trouble> {
-        let body = Bytes::from(body);
-        if let Some(lease) = self.share() {
-            return self.send(lease, self.request(&method, path, body)?, live).await.map_err(|(t, _)| t);
+        if self.endpoint.shares() {
+            return self.call_shared(method, path, body, live).await;
         }
+        let request = self.request(&method, path, &body);
         let kept = locked(&self.idle).pop();
         if let Some(connection) = kept {
-            let lease = Lease { http: self, connection: Some(connection), streams: None };
             let began = clock::now();
-            match self.send(lease, self.request(&method, path, body.clone())?, live).await {
+            match self.send(connection, &request, live).await {
                 Ok(answer) => return Ok(answer),
                 // A kept connection that is closed at once was closed by the server meanwhile (llama.cpp does so after every
                 // streamed answer, whatever it says): once more on a new one.
-                Err((_, true)) if clock::now().since(began).get() < STALE.as_secs_f64() => {}
-                Err((trouble, _)) => return Err(trouble),
+                Err(Broken::Gone(_)) if clock::now().since(began).get() < STALE.as_secs_f64() => {}
+                Err(Broken::Gone(error)) => return Err(Trouble::network(error)),
+                Err(Broken::Trouble(trouble)) => return Err(trouble),
             }
         }
-        // Those that come meanwhile wait, and share what one of them opens.
-        let shares = self.endpoint.shares();
-        let one = if shares { Some(self.opening.lock().await) } else { None };
-        let lease = match self.share().filter(|_| shares) {
-            Some(lease) => lease,
-            None => self.lease(self.open().await?),
-        };
-        drop(one);
-        self.send(lease, self.request(&method, path, body)?, live).await.map_err(|(t, _)| t)
+        match self.open().await? {
+            Connection::One(one) => self.send(one, &request, live).await.map_err(|broken| match broken {
+                Broken::Gone(error) => Trouble::network(error),
+                Broken::Trouble(trouble) => trouble,
+            }),
+            Connection::Two(_) => unreachable!("an endpoint opens connections of its own version"),
+        }
     }
 
-    /// A new connection for one request; others may join it if it can carry several.
-    fn lease(&self, connection: Connection) -> Lease<'_> {
-        let streams = match &connection.sender {
-            Sender::Http1(_) => None,
-            Sender::Http2(sender) => {
-                let streams = Arc::new(AtomicUsize::new(1));
-                locked(&self.shared).push(Shared {
-                    sender: sender.clone(),
-                    traffic: Arc::clone(&connection.traffic),
-                    streams: Arc::clone(&streams),
-                });
-                Some(streams)
-            }
-        };
-        Lease { http: self, connection: Some(connection), streams }
+    fn request(&self, method: &Method, path: &str, body: &[u8]) -> Vec<u8> {
+        let Endpoint { base, authority, .. } = &self.endpoint;
+        let mut request = Vec::with_capacity(256 + body.len());
+        let lines: [&[u8]; 5] =
+            [method.as_str().as_bytes(), b" ", base.as_bytes(), path.as_bytes(), b" HTTP/1.1\r\nhost: "];
+        lines.iter().for_each(|part| request.extend_from_slice(part));
+        request.extend_from_slice(authority.as_bytes());
+        if let Some(key) = &self.key {
+            request.extend_from_slice(b"\r\nauthorization: ");
+            request.extend_from_slice(key.as_bytes());
+        }
+        let rest = format!("\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", body.len());
+        request.extend_from_slice(rest.as_bytes());
+        request.extend_from_slice(body);
+        request
     }
 
-    /// A place on a connection that has room.
-    fn share(&self) -> Option<Lease<'_>> {
-        let mut shared = locked(&self.shared);
-        shared.retain(|s| !s.sender.is_closed());
-        let with_room = shared.iter().find(|s| s.streams.load(Ordering::Relaxed) < STREAMS)?;
-        with_room.streams.fetch_add(1, Ordering::Relaxed);
-        let connection = Connection {
-            sender: Sender::Http2(with_room.sender.clone()),
-            traffic: Arc::clone(&with_room.traffic),
-        };
-        Some(Lease {
-            http: self,
-            connection: Some(connection),
-            streams: Some(Arc::clone(&with_room.streams)),
-        })
-    }
-
-    /// Sends it; of trouble, also whether the connection was gone already.
-    async fn send<'a>(
+    async fn send(
         &self,
-        mut lease: Lease<'a>,
-        request: hyper::Request<Full<Bytes>>,
+        mut one: Box<One>,
+        request: &[u8],
         live: Option<&Live>,
-    ) -> Result<Answer<'a>, (Trouble, bool)> {
-        let connection = lease.connection.as_mut().unwrap_or_else(|| unreachable!("a lease begins with one"));
-        connection.traffic.start();
+    ) -> Result<Answer<'_>, Broken> {
         if let Some(live) = live {
             live.sent(clock::now());
         }
-        let sent = match &mut connection.sender {
-            Sender::Http1(sender) => match sender.ready().await {
-                Ok(()) => sender.send_request(request).await,
-                Err(error) => Err(error),
-            },
-            Sender::Http2(sender) => match sender.ready().await {
-                Ok(()) => sender.send_request(request).await,
-                Err(error) => Err(error),
-            },
-        };
-        let response = sent.map_err(|error| {
-            let gone = error.is_incomplete_message() || error.is_canceled() || error.is_closed();
-            (Trouble::network(&error), gone)
-        })?;
+        one.send(request).await?;
         // Better known now: when its bytes were given to the kernel.
-        if let (Some(live), Some(written), None) = (live, connection.traffic.written(), &lease.streams) {
+        if let (Some(live), Some(written)) = (live, one.written()) {
             live.sent(written);
         }
-        Ok(Answer { response, lease })
+        let head = one.head().await?;
+        Ok(Answer { http: self, body: Body::One { connection: one, head } })
+    }
+
+    /// The same on a connection that others are on too.
+    async fn call_shared(
+        &self,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+        live: Option<&Live>,
+    ) -> Result<Answer<'_>, Trouble> {
+        let place = match self.place() {
+            Some(place) => place,
+            None => {
+                // Those that come meanwhile wait, and share what one of them opens.
+                let _one = self.opening.lock().await;
+                match self.place() {
+                    Some(place) => place,
+                    None => match self.open().await? {
+                        Connection::Two(shared) => {
+                            let place = Place::take(&shared);
+                            locked(&self.shared).push(shared);
+                            place
+                        }
+                        Connection::One(_) => {
+                            unreachable!("an endpoint opens connections of its own version")
+                        }
+                    },
+                }
+            }
+        };
+        let Endpoint { base, scheme, authority, .. } = &self.endpoint;
+        let authority = authority.to_str().unwrap_or_default();
+        let mut request = hyper::Request::builder()
+            .method(method)
+            .uri(format!("{scheme}://{authority}{base}{path}"))
+            .header(CONTENT_TYPE, "application/json");
+        if let Some(key) = &self.key {
+            request = request.header(AUTHORIZATION, key.clone());
+        }
+        let request = request.body(Full::new(Bytes::from(body))).map_err(Trouble::protocol)?;
+        let mut sender = place.0.sender.clone();
+        sender.ready().await.map_err(Trouble::refused)?;
+        if let Some(live) = live {
+            live.sent(clock::now());
+        }
+        let response = sender.send_request(request).await.map_err(Trouble::network)?;
+        Ok(Answer { http: self, body: Body::Two { response, piece: Bytes::new(), _place: place } })
+    }
+
+    /// A place on a connection that has room.
+    fn place(&self) -> Option<Place> {
+        let mut shared = locked(&self.shared);
+        shared.retain(|s| !s.sender.is_closed());
+        shared.iter().find(|s| s.streams.load(Ordering::Relaxed) < STREAMS).map(Place::take)
     }
 }
 
 /// What an answer with a status of failure means; `text` finds the reason in its body.
 pub(crate) async fn refusal(answer: Answer<'_>, text: fn(&serde_json::Value) -> String) -> Trouble {
-    let status = answer.response.status().as_u16();
-    let wait = answer.response.headers().get(RETRY_AFTER).and_then(|v| v.to_str().ok()?.trim().parse().ok());
-    let body = match answer.body(LONGEST_ERROR).await {
+    let (status, wait) = (answer.status(), answer.retry_after());
+    let body = match answer.whole(LONGEST_ERROR).await {
         Ok(body) => body,
         Err(trouble) => return trouble,
     };
     let reason = serde_json::from_slice(&body)
         .map_or_else(|_| String::from_utf8_lossy(&body).trim().to_owned(), |v| text(&v));
-    let again = match (status, wait.map(Duration::from_secs)) {
+    let again = match (status, wait) {
         (429 | 502 | 503 | 504, Some(wait)) if wait <= LONGEST_RETRY => Again::After(wait),
         (429 | 502 | 503 | 504, None) => Again::Soon,
         _ => Again::No,

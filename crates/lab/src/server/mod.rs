@@ -13,18 +13,16 @@ pub use plan::ABOUT;
 pub use preset::{PRESETS, Preset};
 
 use crate::client::{self, Client};
+use crate::http::{Endpoint, Http, Version};
 use crate::metering::Metering;
 use crate::{LabError, Stop};
-use http_body_util::Empty;
-use hyper::body::Bytes;
-use hyper_util::rt::TokioIo;
+use hyper::Method;
 use output::Output;
 use plan::Plan;
 use process::{Process, Stopped};
 use serde_json::json;
 use std::path::Path;
 use std::time::Duration;
-use tokio::net::TcpStream;
 use tokio::time::sleep;
 use wattle_core::Warning;
 use wattle_core::event::Event;
@@ -237,18 +235,11 @@ async fn health(plan: &Plan, client: &dyn Client) -> Result<(), String> {
 
 /// The status that a path of the server is answered with.
 async fn status(plan: &Plan, path: &str) -> Result<u16, String> {
-    let text = |e: &dyn std::fmt::Display| e.to_string();
-    let tcp = TcpStream::connect((plan.host.as_str(), plan.port)).await.map_err(|e| text(&e))?;
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(tcp)).await.map_err(|e| text(&e))?;
-    let request = hyper::Request::get(path)
-        .header(hyper::header::HOST, format!("{}:{}", plan.host, plan.port))
-        .header(hyper::header::CONNECTION, "close")
-        .body(Empty::<Bytes>::new())
-        .map_err(|e| text(&e))?;
-    // Ends by itself when the sender is dropped or the server hangs up; errors reach the request.
-    tokio::spawn(connection);
-    sender.send_request(request).await.map(|r| r.status().as_u16()).map_err(|e| text(&e))
+    let url = format!("http://{}:{}", plan.host, plan.port);
+    let endpoint = Endpoint::parse(&url, Version::Http1, "", &[]).map_err(|e| e.to_string())?;
+    let http = Http::new(endpoint, None, HEALTH_TIMEOUT);
+    let answer = http.call(Method::GET, path, Vec::new(), None).await;
+    answer.map(|answer| answer.status()).map_err(|trouble| trouble.error)
 }
 
 fn how(end: End) -> String {
