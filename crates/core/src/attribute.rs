@@ -114,6 +114,19 @@ impl Splitter {
         self.ledger
     }
 
+    /// Nothing before this is asked of a timeline any more.
+    pub fn needs_from(&self) -> Stamp {
+        self.at.min(self.ledger.account.span.end())
+    }
+
+    /// Nobody is in flight, and nothing more will be told of the time before `until`.
+    pub fn rest(&mut self, until: Stamp, view: View<'_>) {
+        if self.in_flight.is_empty() {
+            self.pass(until, view);
+            self.ledger.account.extend(view.timeline, view.sensors, self.at);
+        }
+    }
+
     /// Exchange `id` was sent.
     pub fn sent(&mut self, id: u64, at: Stamp, view: View<'_>) {
         self.pass(at, view);

@@ -26,6 +26,28 @@ pub struct Turn {
     pub content: String,
 }
 
+/// What was said before a question: the beginning of a conversation, which is kept once for all its questions.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct History {
+    turns: Arc<[Turn]>,
+    length: usize,
+}
+
+impl History {
+    /// The first `length` turns of a conversation.
+    pub fn of(turns: &Arc<[Turn]>, length: usize) -> Self {
+        Self { turns: Arc::clone(turns), length: length.min(turns.len()) }
+    }
+}
+
+impl std::ops::Deref for History {
+    type Target = [Turn];
+
+    fn deref(&self) -> &[Turn] {
+        &self.turns[..self.length]
+    }
+}
+
 /// What is asked: the same for every client.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {

@@ -1,7 +1,7 @@
 //! One stored row: the item, its exchange, its share of the energy and its score. Every metric is a function of records.
 
 use crate::attribute::{Ledger, Share};
-use crate::exchange::{Exchange, Turn};
+use crate::exchange::{Exchange, History};
 use crate::sensor::Perimeter;
 use crate::timeline::Level;
 use crate::units::Joules;
@@ -29,7 +29,7 @@ pub struct Item {
     pub conversation: Option<String>,
     /// What was said before it, part of what the model reads. It stands in the records of the turns before and not here again.
     #[serde(skip)]
-    pub history: Vec<Turn>,
+    pub history: History,
     /// Exactly this many tokens of answer, where the dataset says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_tokens: Option<u32>,
@@ -92,7 +92,7 @@ pub struct Record {
 }
 
 /// Readers of JSON stop at 128 levels; a record adds a few to what it holds.
-const DEEPEST: usize = 100;
+pub const DEEPEST: usize = 100;
 
 impl Record {
     /// Why this could not be read back from JSON as it is, if that is so.
@@ -126,7 +126,8 @@ impl Record {
     }
 }
 
-fn deeper_than(value: &Value, levels: usize) -> bool {
+/// Whether a value is nested more deeply than so many levels.
+pub fn deeper_than(value: &Value, levels: usize) -> bool {
     match value {
         Value::Array(all) => levels == 0 || all.iter().any(|v| deeper_than(v, levels - 1)),
         Value::Object(all) => levels == 0 || all.values().any(|v| deeper_than(v, levels - 1)),

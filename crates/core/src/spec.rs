@@ -85,7 +85,8 @@ pub struct Spec {
     pub cooldown: bool,
     /// What an answer must keep to: `ttft`, `itl`, `latency`, each a time (`500ms`).
     pub slo: Params,
-    /// Begin every prompt with something of its own, so that no server finds it in a cache; by default as the dataset suggests.
+    /// Begin every prompt with something of its own, so that no server finds it in a cache; by default in sweeps and
+    /// runs by time, which ask the same more than once.
     pub unique_prefix: Option<bool>,
     /// Extra requests before the measured ones, by default 3, and 5 above 10 B parameters; extra runs of a command, by default none.
     pub warmup: Option<u32>,
@@ -103,7 +104,7 @@ pub struct Spec {
     pub first_token_timeout_s: Option<f64>,
     /// An answer of which nothing more came for so long, in seconds, has failed.
     pub stall_timeout_s: Option<f64>,
-    /// How often a request that the server did not take (429, 502, 503, 504, no connection) is sent again.
+    /// How often a request that the server did not take (429, 503, no connection) is sent again.
     pub retries: u32,
     /// Give up after this many failed requests in a row; 0 never does.
     pub max_errors: u64,

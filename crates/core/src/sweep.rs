@@ -128,18 +128,23 @@ impl Sweep {
                 let last = before.last().and_then(|p| p.metrics.get("queries_per_s")?.value);
                 last.is_none_or(|last| rate >= WORTH_IT * last)
             }
-            _ => spec.rate.is_none_or(|asked| rate >= KEEPS_UP * asked * drawn_out(metrics, asked)),
+            _ => {
+                // What was truly asked, which chance makes more or less than what was meant.
+                let asked = spec.rate.map(|meant| value("offered_per_s").unwrap_or(meant));
+                asked.is_none_or(|asked| rate >= KEEPS_UP * asked * drawn_out(metrics, asked, before))
+            }
         };
         answers && in_time && enough
     }
 }
 
-/// Even a server that keeps up answers the last request later than it is sent: over a short run, that makes the rate smaller.
-fn drawn_out(metrics: &BTreeMap<String, Metric>, rate: f64) -> f64 {
-    let value = |name: &str| metrics.get(name).and_then(|m| m.value);
-    let sent_for = value("queries").unwrap_or(0.0) / rate;
-    let last = metrics.get("latency_s").and_then(|m| m.p50).unwrap_or(0.0);
-    if sent_for > 0.0 { sent_for / (sent_for + last) } else { 1.0 }
+/// Even a server that keeps up answers the last request later than it is sent: over a short run, that makes the rate smaller. How
+/// much later is told by the run with the least load, because a queue that grows must not excuse itself.
+fn drawn_out(metrics: &BTreeMap<String, Metric>, rate: f64, before: &[Point]) -> f64 {
+    let sent_for = metrics.get("queries").and_then(|m| m.value).unwrap_or(0.0) / rate;
+    let latency = |metrics: &BTreeMap<String, Metric>| metrics.get("latency_s").and_then(|m| m.p50);
+    let least = before.iter().map(|p| &p.metrics).chain([metrics]).filter_map(latency).reduce(f64::min);
+    if sent_for > 0.0 { sent_for / (sent_for + least.unwrap_or(0.0)) } else { 1.0 }
 }
 
 fn search(of: Load, first: f64, points: &[Point]) -> Option<Value> {

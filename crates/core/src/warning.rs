@@ -108,6 +108,13 @@ pub enum Warning {
         /// Part of the prompt tokens, 0 to 1.
         fraction: f64,
     },
+    /// Answers are not as long as the dataset asked for.
+    Lengths {
+        /// How many.
+        other: u64,
+        /// Of how many.
+        of: u64,
+    },
     /// The server loaded the model while it was measured.
     ModelLoaded {
         /// In how many queries.
@@ -288,6 +295,10 @@ impl fmt::Display for Warning {
                 f,
                 "the server had {:.0} % of the prompt tokens in its cache, so time to first token and energy are those of prompts it knew; --unique-prefix makes each its own",
                 fraction * 100.0
+            ),
+            Warning::Lengths { other, of } => write!(
+                f,
+                "{other} of {of} answers are not as long as was asked for; the server does not know ignore_eos, or its context is full"
             ),
             Warning::ModelLoaded { queries, seconds } => write!(
                 f,

@@ -57,7 +57,7 @@ pub enum LabError {
     #[error("stopped before anything was measured")]
     Stopped(StopCause),
     /// The user stopped it and had no time for its files.
-    #[error("stopped at once; what had finished is in {0}: see it with \"wattle report {0}\", go on with \"wattle run --resume {0}\"", .run.display())]
+    #[error("stopped at once; what had finished is kept, see it with \"wattle report {}\"", .run.display())]
     Hurried {
         /// How.
         cause: StopCause,

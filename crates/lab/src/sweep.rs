@@ -1,10 +1,12 @@
 //! Several runs in a row that differ in one setting, in a folder of their own. What is there and whole is not run again.
 
+use crate::dataset::hex;
 use crate::folder::unique_id;
 use crate::run::{self, Observer, What};
 use crate::{Destination, LabError, Stop, StopCause};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 use wattle_core::spec::Spec;
 use wattle_core::summary::{Summary, slug};
@@ -54,19 +56,24 @@ pub fn sweep(
     if destination.overwrite && folder.exists() {
         clear(&folder)?;
     }
-    let mut spec = spec.clone();
-    if spec.max_queries.is_none() && spec.duration_s.is_none() {
-        spec.duration_s = Some(USUAL_S);
-    }
     let mut swept = Swept { key: sweep.key().to_owned(), points: Vec::new(), output_dir: folder.clone() };
+    std::fs::create_dir_all(&folder)
+        .map_err(|error| LabError::System { what: "cannot make the sweep's folder", error })?;
+    wattle_store::write_json(folder.join("sweep.json"), &swept)?;
     while let Some(value) = sweep.next(&swept.points) {
-        let at = sweep.apply(&spec, &value).map_err(LabError::Usage)?;
+        let mut at = sweep.apply(spec, &value).map_err(LabError::Usage)?;
+        if at.max_queries.is_none() && at.duration_s.is_none() && at.trace.is_none() && at.dataset != "trace"
+        {
+            at.duration_s = Some(USUAL_S);
+        }
+        // Each run asks the same; a cache must not answer for the one before.
+        at.unique_prefix.get_or_insert(true);
         step(Step::Begins { key: sweep.key(), value: &value });
-        let run = slug(&format!("{}-{}", sweep.key(), plain(&value)), 60);
+        let run = folder_name(sweep.key(), &plain(&value));
         let (summary, stopped) = point(&folder, &run, &at, stop, observe)?;
         step(Step::Ended(&summary));
         if stopped.is_none() {
-            let kept_up = sweep.kept_up(&summary.metrics, &at, &swept.points);
+            let kept_up = summary.complete && sweep.kept_up(&summary.metrics, &at, &swept.points);
             swept.points.push(Point { value, run, kept_up, metrics: summary.metrics });
             wattle_store::write_json(folder.join("sweep.json"), &swept)?;
         }
@@ -111,8 +118,25 @@ fn point(
             },
         },
     };
-    let ended = run::run(what, stop, observe)?;
-    Ok((ended.summary, ended.stopped))
+    match run::run(what, stop, observe) {
+        Ok(ended) => Ok((ended.summary, ended.stopped)),
+        // A server that answers no more is what a sweep looks for; what it did answer is there.
+        Err(LabError::GaveUp { run, failed, error }) => match RunDir::open(&run)?.summary()? {
+            Some(summary) => Ok((summary, None)),
+            None => Err(LabError::GaveUp { run, failed, error }),
+        },
+        Err(error) => Err(error),
+    }
+}
+
+/// A name for the folder of one value; where letters had to go, a digest tells values apart.
+fn folder_name(key: &str, value: &str) -> String {
+    let whole = format!("{key}-{value}");
+    let short = slug(&whole, 60);
+    match short == whole.replace('_', "-") {
+        true => short,
+        false => format!("{short}-{}", &hex(&Sha256::digest(&whole))[..8]),
+    }
 }
 
 /// Removes a sweep, and nothing else.

@@ -76,7 +76,9 @@ fn model_metrics(info: &RunInfo, scored: bool) -> Vec<Column> {
             vec![
                 count("input", |r| r.exchange.usage.prompt),
                 count("output", |r| r.exchange.usage.completion),
-                count("total", |r| Some(r.exchange.usage.prompt? + r.exchange.usage.completion?)),
+                count("total", |r| {
+                    Some(r.exchange.usage.prompt?.saturating_add(r.exchange.usage.completion?))
+                }),
             ],
         ),
         group(

@@ -69,7 +69,7 @@ pub(crate) struct RunArgs {
     /// Replace a run of that --name; everything in its folder is removed
     #[arg(long, requires = "name", help_heading = "Result")]
     pub(crate) overwrite: bool,
-    /// Go on with this run; asks no question twice (--url, --client-param, --timeout-s, --max-errors may change)
+    /// Go on with this run; asks no question twice (--url, --client-param, --server, --retries, --max-errors and the timeouts may change)
     #[arg(long, value_name = "RUN", help_heading = "Result", conflicts_with_all = ["from", "config"])]
     pub(crate) resume: Option<PathBuf>,
     /// Start from the settings of this run
@@ -147,7 +147,7 @@ pub(crate) struct SpecArgs {
     #[arg(long, value_name = "N", help_heading = "Questions")]
     #[serde(skip_serializing_if = "Option::is_none")]
     seed: Option<u64>,
-    /// Begin every prompt with something of its own, so that no server finds it in a cache: true or false [default: as the dataset suggests]
+    /// Begin every prompt with something of its own, so that no server finds it in a cache: true or false [default: true in sweeps and runs by time]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Questions")]
     #[serde(skip_serializing_if = "Option::is_none")]
     unique_prefix: Option<bool>,
@@ -211,7 +211,7 @@ pub(crate) struct SpecArgs {
     #[arg(long, value_name = "S", help_heading = "Load")]
     #[serde(skip_serializing_if = "Option::is_none")]
     stall_timeout_s: Option<f64>,
-    /// Send a request that the server did not take (429, 502, 503, 504, no connection) again, so often [default: 2]
+    /// Send a request that the server did not take (429, 503, no connection) again, so often [default: 2]
     #[arg(long, value_name = "N", help_heading = "Load")]
     #[serde(skip_serializing_if = "Option::is_none")]
     retries: Option<u32>,

@@ -32,7 +32,7 @@ fn main() -> ExitCode {
 /// Shells give the last three to a program that was interrupted, is not one, is not there.
 fn code(error: &anyhow::Error) -> u8 {
     match error.downcast_ref() {
-        Some(LabError::Stopped(cause)) => cmd::run::exit_code(*cause),
+        Some(LabError::Stopped(cause) | LabError::Hurried { cause, .. }) => cmd::run::exit_code(*cause),
         Some(LabError::NoProgram { found: false, .. }) => 127,
         Some(LabError::NoProgram { .. } | LabError::NotStarted { .. }) => 126,
         // The command's own end, if it has one to tell.

@@ -123,7 +123,7 @@ fn joules_of_many_at_once_add_up_to_what_was_drawn() {
 
 #[test]
 fn an_open_loop_keeps_to_its_schedule_whatever_the_server_does() {
-    // The whole server stands still for half a second, as in a long garbage collection.
+    // One request takes half a second, and no other may be sent meanwhile.
     let server = Server::start(Config { tokens: 2, ttft_ms: 1.0, itl_ms: 0.5, ..Config::default() }).unwrap();
     let bench = Bench::new();
     let stalls =
@@ -263,13 +263,13 @@ fn interrupted(signals: usize) {
     let server =
         Server::start(Config { tokens: 4, ttft_ms: 20.0, itl_ms: 1.0, ..Config::default() }).unwrap();
     let bench = Bench::new();
-    // Every fourth never answers: it is in flight when the signal comes.
+    // One in ten never answers: eight of them are in flight when the signal comes.
     let hangs = |i: usize| if i % 10 == 3 { format!("q {i} #trap=hang") } else { format!("q {i}") };
     let (url, data) = (server.url(), prompts(&bench, (0..2000).map(hangs)));
     let mut child = bench.start(&args(&url, &data, &["--concurrency", "8"]));
     let finished = || server.log().iter().filter(|s| s.written.len() == 4).count();
     let deadline = Instant::now() + Duration::from_secs(30);
-    // Seven of ten are answered until all eight places are taken by those that hang.
+    // The others are answered until all eight places are taken by those that hang.
     while finished() < 60 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -478,4 +478,161 @@ fn a_search_finds_what_the_server_takes() {
     let out = bench.run(&args(&url, &data, &["--energy", "none", "--rate", "20,40", "--duration-s", "0.5"]));
     let text = String::from_utf8_lossy(&out.stdout);
     assert!(out.status.success() && text.contains("TTFT p50") && text.contains("  40 "), "{text}");
+}
+
+/// Arguments that make a hundred watts, told every `refresh_ms`.
+fn hundred_watts(bench: &Bench, refresh_ms: u32) -> Vec<String> {
+    let device = json!({"kind": "gpu", "id": "a", "name": "Pretend 100", "power": [[0, 100]], "refresh_ms": refresh_ms});
+    let path = bench.write("scenario.json", &json!({"devices": [device]}).to_string());
+    let words = ["--source", "replay", "--source-param"].map(str::to_owned);
+    words.into_iter().chain([format!("replay.scenario={path}")]).collect()
+}
+
+#[test]
+fn a_load_with_pauses_loses_no_energy() {
+    let server = Server::start(Config { tokens: 3, retry_after_s: 1, ..Config::default() }).unwrap();
+    for (prompt, more) in
+        [("q", &["--rate", "4", "--arrival", "constant"][..]), ("q #trap=status_429:1", &[])]
+    {
+        let bench = Bench::new();
+        let mut data = prompts(&bench, (0..5).map(|i| format!("{prompt} {i}")));
+        data.extend(hundred_watts(&bench, 20));
+        let url = server.url();
+        let summary = bench.summary(&args(&url, &data, more));
+        assert_eq!(metric(&summary, "errors"), 0.0);
+        assert!(
+            metric(&summary, "energy_coverage") > 0.99,
+            "{prompt}: {}",
+            summary["metrics"]["energy_coverage"]
+        );
+        let seconds = metric(&summary, "queries") / metric(&summary, "queries_per_s");
+        let energy = metric(&summary, "energy_j");
+        assert!((energy / (100.0 * seconds) - 1.0).abs() < 0.1, "{energy} J in {seconds} s of 100 W");
+        assert!(metric(&summary, "attribution_residual").abs() < 1e-9);
+        // The wait was the server's wish, and no lateness of ours.
+        assert!(!summary["warnings"].to_string().contains("client_bottleneck"), "{}", summary["warnings"]);
+    }
+}
+
+#[test]
+fn what_keeps_an_open_load_up_keeps_to_its_rate() {
+    let server =
+        Server::start(Config { tokens: 2, ttft_ms: 300.0, itl_ms: 1.0, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    let (url, data) = (server.url(), prompts(&bench, numbered(20)));
+    let more = ["--energy", "none", "--rate", "40", "--arrival", "constant", "--cooldown"];
+    let summary = bench.summary(&args(&url, &data, &more));
+    assert_eq!(metric(&summary, "queries"), 20.0);
+    let asked = server.log().len();
+    assert!((24..=60).contains(&asked), "{asked} were sent");
+}
+
+#[test]
+fn a_trace_by_time_goes_on_at_its_own_pace() {
+    let server =
+        Server::start(Config { tokens: 500, ttft_ms: 1.0, itl_ms: 0.1, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    let row = |i: u64| json!({"timestamp": i * 50, "input_length": 9, "output_length": 2}).to_string();
+    let path = bench.write("trace.jsonl", &(0..10).map(row).collect::<Vec<_>>().join("\n"));
+    let url = server.url();
+    let summary =
+        bench.summary(&args(&url, &[], &["--energy", "none", "--trace", &path, "--duration-s", "1.2"]));
+    let queries = metric(&summary, "queries");
+    assert!((22.0..=26.0).contains(&queries), "{queries} in 1.2 s at 20 a second");
+}
+
+#[test]
+fn by_time_too_whatever_was_due_is_asked() {
+    let server = Server::start(Config { tokens: 2, ttft_ms: 1.0, itl_ms: 0.5, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    let slow = |i: usize| if i == 20 { format!("q {i} #ttft_ms=1200") } else { format!("q {i}") };
+    let (url, data) = (server.url(), prompts(&bench, (0..200).map(slow)));
+    let more = [
+        "--energy",
+        "none",
+        "--rate",
+        "100",
+        "--arrival",
+        "constant",
+        "--duration-s",
+        "1",
+        "--concurrency",
+        "1",
+    ];
+    let summary = bench.summary(&args(&url, &data, &more));
+    assert!((metric(&summary, "queries") - 100.0).abs() <= 1.0, "{}", summary["metrics"]["queries"]);
+    assert!(metric(&summary, "ttft_s") > 0.2, "{}", summary["metrics"]["ttft_s"]);
+}
+
+#[test]
+fn the_rate_counts_from_the_first_that_was_sent() {
+    let server = Server::start(Config { tokens: 2, ttft_ms: 1.0, itl_ms: 0.5, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    let slow = |i: usize| if i == 0 { format!("q {i} #ttft_ms=1000") } else { format!("q {i}") };
+    let (url, data) = (server.url(), prompts(&bench, (0..4).map(slow)));
+    let more = ["--energy", "none", "--rate", "4", "--arrival", "constant"];
+    let summary = bench.summary(&args(&url, &data, &more));
+    let rate = metric(&summary, "queries_per_s");
+    assert!((3.0..=4.1).contains(&rate), "four in a little more than a second: {rate}");
+    assert!((metric(&summary, "offered_per_s") - 4.0).abs() < 0.01);
+}
+
+#[test]
+fn giving_up_keeps_what_had_been_answered() {
+    let server = Server::start(Config { tokens: 2, ttft_ms: 1.0, itl_ms: 0.5, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    // The failures come together, after answers whose energy is not known yet.
+    let broken = |i: usize| if i >= 60 { format!("q {i} #trap=status_500") } else { format!("q {i}") };
+    let mut data = prompts(&bench, (0..200).map(broken));
+    data.extend(hundred_watts(&bench, 400));
+    let url = server.url();
+    let out = bench.run(&args(&url, &data, &["--concurrency", "20", "--max-errors", "5"]));
+    assert_eq!(out.status.code(), Some(1), "{}", support::stderr(&out));
+    let mut kept = recorded(&bench.only_run());
+    kept.sort_unstable();
+    assert_eq!(kept, (0..60).collect::<Vec<u64>>());
+}
+
+#[test]
+fn a_sweep_survives_a_load_that_nobody_answers() {
+    let server = Server::start(Config { tokens: 2, ttft_ms: 1.0, itl_ms: 0.5, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    let (url, data) = (server.url(), prompts(&bench, (0..40).map(|i| format!("q {i} #trap=status_500"))));
+    let more = [
+        "--energy",
+        "none",
+        "--sweep",
+        "concurrency=1,2",
+        "--max-queries",
+        "40",
+        "--max-errors",
+        "5",
+        "--name",
+        "s",
+    ];
+    let swept = bench.summary(&args(&url, &data, &more));
+    let kept_up: Vec<&Value> = swept["points"].as_array().unwrap().iter().map(|p| &p["kept_up"]).collect();
+    assert_eq!(kept_up, [&json!(false), &json!(false)]);
+}
+
+#[test]
+fn what_the_user_tells_the_model_is_said_once_and_prompts_differ_where_they_begin() {
+    let server = Server::start(Config { tokens: 2, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    let talk = json!([{"id": "t", "conversations": [
+        {"from": "system", "value": "speak of cats"}, {"from": "human", "value": "hello"}]}]);
+    let path = format!("path={}", bench.write("talks.json", &talk.to_string()));
+    let url = server.url();
+    let data = ["--dataset", "sharegpt", "--dataset-param", &path].map(str::to_owned);
+    bench.summary(&args(
+        &url,
+        &data,
+        &["--energy", "none", "--system", "be brief", "--unique-prefix", "--name", "a"],
+    ));
+    let all = records(&bench.path().join("runs/a"));
+    assert_eq!(all[0]["exchange"]["usage"]["prompt"], 4, "a mark, two words of ours, one of the question");
+    assert_eq!(
+        all[0]["item"]["prompt"], "hello",
+        "the mark is where the prompt begins, before what the user is asked"
+    );
 }

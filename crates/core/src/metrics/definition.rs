@@ -97,6 +97,11 @@ pub const METRICS: &[Definition] = &[
     ),
     def("queries_per_s", "1/s", "queries / the same span."),
     def(
+        "offered_per_s",
+        "1/s",
+        "(Queries - 1) / the time from the first moment one was due to the last: what an open loop asked for.",
+    ),
+    def(
         "goodput_per_s",
         "1/s",
         "Whole answers within all limits of --slo / the same span; null without limits.",

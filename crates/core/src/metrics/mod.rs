@@ -13,7 +13,7 @@ use crate::exchange::{Finish, Outcome};
 use crate::record::Record;
 use crate::slo::Slo;
 use crate::stats::{Batches, Histogram, Interval, wilson};
-use crate::time::Span;
+use crate::time::{Span, Stamp};
 use crate::units::{Joules, Seconds, Watts};
 use std::collections::BTreeMap;
 
@@ -57,6 +57,8 @@ pub struct Accumulator {
     slo_met: u64,
     ledgers: BTreeMap<u32, Ledger>,
     spans: BTreeMap<u32, Span>,
+    /// First and last moment at which anything was due, and how many were, by session.
+    due: BTreeMap<u32, (Stamp, Stamp, u64)>,
     method: Option<Method>,
 }
 
@@ -129,7 +131,10 @@ impl Accumulator {
         let met = self.slo.is_met(exchange);
         self.slo_met += u64::from(met);
         self.retried += u64::from(exchange.attempts > 1);
-        self.lateness.push(exchange.sent.since(exchange.due), 1.0);
+        // Of one that was sent again, the wait is the server's doing.
+        if exchange.attempts == 1 {
+            self.lateness.push(exchange.sent.since(exchange.due), 1.0);
+        }
         for (sum, count) in [
             (&mut self.prompt_tokens, exchange.usage.prompt),
             (&mut self.output_tokens, tokens),
@@ -150,8 +155,12 @@ impl Accumulator {
         }
         let span =
             self.spans.entry(record.session).or_insert_with(|| Span::new(exchange.sent, exchange.sent));
-        let since_last = exchange.done.since(span.end());
-        *span = Span::new(span.start().min(exchange.sent), span.end().max(exchange.done));
+        // The times between ends, and what an earlier start adds, make the span.
+        let start = span.start().min(exchange.sent);
+        let since_last = exchange.done.since(span.end()) + span.start().since(start);
+        *span = Span::new(start, span.end().max(exchange.done));
+        let due = self.due.entry(record.session).or_insert((exchange.due, exchange.due, 0));
+        *due = (due.0.min(exchange.due), due.1.max(exchange.due), due.2 + 1);
         let in_flight = exchange.span().duration().get();
         let met = f64::from(u8::from(met));
         self.by_time.push([tokens.unwrap_or(0) as f64, 1.0, since_last.get(), met, in_flight]);
@@ -261,6 +270,11 @@ impl Accumulator {
             let spread = rate.and_then(|r| r.half.map(|h| h / r.value));
             out.direct(name, rate.map(|r| r.value), spread, known, "clock");
         }
+        let gaps =
+            |(first, last, n): &(Stamp, Stamp, u64)| (n.saturating_sub(1) as f64, last.since(*first).get());
+        let (gaps, seconds) = self.due.values().map(gaps).fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
+        let offered = (seconds > 0.0).then(|| gaps / seconds);
+        out.put("offered_per_s", offered, None, None, n, "clock");
         let met = (with_slo > 0).then(|| self.slo_met as f64 / n as f64);
         let ends = met.and(wilson(self.slo_met as f64, n as f64));
         out.put("slo_met", met, ends.map(|e| e.0), ends.map(|e| e.1), with_slo, "clock");

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use wattle_core::exchange::{Exchange, FailureClass, Finish, Outcome, Request};
+use wattle_core::exchange::{Exchange, FailureClass, Finish, Outcome, Request, TokensFrom};
 use wattle_core::registry::{self, About, Params};
 use wattle_core::sensor::DeviceKind;
 use wattle_core::summary::ModelInfo;
@@ -68,9 +68,10 @@ impl Limits {
                 () = &mut timer => {}
             }
             // Tokens have come meanwhile, perhaps; looking only now costs nothing for each of them.
-            let (left, what) = self.next(live, began);
+            let (left, (what, key, limit)) = self.next(live, began);
             if left.is_zero() {
-                return Err(Outcome::Failed { class: FailureClass::Timeout, error: what });
+                let error = format!("{what} after {} s; raise {key}", limit.as_secs_f64());
+                return Err(Outcome::Failed { class: FailureClass::Timeout, error });
             }
             timer.as_mut().reset(tokio::time::Instant::now() + self.look(left));
         }
@@ -81,23 +82,19 @@ impl Limits {
         self.stall.map_or(left, |stall| left.min(stall))
     }
 
-    /// How long until the next limit is broken, and what that would be.
-    fn next(&self, live: &Live, began: Stamp) -> (Duration, String) {
+    /// How long until the next limit is broken, and which that is.
+    fn next(&self, live: &Live, began: Stamp) -> (Duration, Limit) {
         let now = clock::now();
         let left = |since: Stamp, limit: Duration| {
             limit.saturating_sub(Duration::from_nanos(now.nanos().saturating_sub(since.nanos())))
         };
-        let last = live.with(|e| e.tokens.last().copied());
-        let ends = |what: &str, key: &str, limit: Duration| {
-            format!("{what} after {} s; raise {key}", limit.as_secs_f64())
-        };
-        let total = (left(began, self.total), ends("no whole answer", "timeout_s", self.total));
-        let other = match (last, self.first_token, self.stall) {
+        let total = (left(began, self.total), ("no whole answer", "timeout_s", self.total));
+        let other = match (live.with(|e| e.tokens.last().copied()), self.first_token, self.stall) {
             (None, Some(limit), _) => {
-                Some((left(began, limit), ends("no first token", "first_token_timeout_s", limit)))
+                Some((left(began, limit), ("no first token", "first_token_timeout_s", limit)))
             }
             (Some(last), _, Some(limit)) => {
-                Some((left(last, limit), ends("nothing more", "stall_timeout_s", limit)))
+                Some((left(last, limit), ("nothing more", "stall_timeout_s", limit)))
             }
             _ => None,
         };
@@ -107,6 +104,9 @@ impl Limits {
         }
     }
 }
+
+/// What did not happen, the setting that says how long it may take, and its value.
+type Limit = (&'static str, &'static str, Duration);
 
 /// A future that a trait object can return.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -190,6 +190,7 @@ impl Live {
         self.with(|exchange| {
             exchange.done = clock::now();
             exchange.outcome = outcome;
+            count_pieces(exchange);
         });
     }
 
@@ -245,6 +246,14 @@ pub trait Client: Send + Sync {
     fn close(&self) -> BoxFuture<'_, Result<(), LabError>>;
 }
 
+/// A server that sends no usage leaves only the pieces to count; the label says so.
+fn count_pieces(exchange: &mut Exchange) {
+    if exchange.usage.completion.is_none() && !exchange.tokens.is_empty() {
+        exchange.usage.completion = Some(exchange.tokens.len() as u64);
+        exchange.usage.from = Some(TokensFrom::Chunks);
+    }
+}
+
 /// What is made of the end of a request over HTTP.
 fn verdict(came: Result<Finish, Trouble>, live: &Live) -> Verdict {
     match came {
@@ -254,6 +263,7 @@ fn verdict(came: Result<Finish, Trouble>, live: &Live) -> Verdict {
                 let end = exchange.tokens.last().map_or_else(clock::now, |last| exchange.done.max(*last));
                 exchange.done = end;
                 exchange.outcome = Outcome::Ok { finish };
+                count_pieces(exchange);
             });
             Verdict::Final
         }

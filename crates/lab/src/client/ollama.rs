@@ -52,7 +52,7 @@ impl Ollama {
         let endpoint = Endpoint::parse(url, Version::Http1, "", &["/api/chat", "/api", "/v1"])?;
         let wrong = |key: &str, why: &dyn std::fmt::Display| LabError::Usage(format!("{key}: {why}"));
         Ok(Self {
-            http: Http::new(endpoint, read_key(&settings.params)?, settings.limits.connect),
+            http: Http::new(endpoint, read_key(&settings.params, None)?, settings.limits.connect),
             model: settings.model.clone(),
             limits: settings.limits,
             options: match settings.params.get("options") {
@@ -197,7 +197,8 @@ impl Ollama {
 
 /// `7.6B`, `135M`.
 fn parameters(text: &str) -> Option<u64> {
-    let (number, scale) = match text.trim().char_indices().next_back()? {
+    let text = text.trim();
+    let (number, scale) = match text.char_indices().next_back()? {
         (at, 'B') => (&text[..at], 1e9),
         (at, 'M') => (&text[..at], 1e6),
         (at, 'K') => (&text[..at], 1e3),
@@ -279,7 +280,6 @@ impl Client for Ollama {
 
     fn send<'a>(&'a self, request: &'a Request, live: &'a Arc<Live>) -> BoxFuture<'a, Verdict> {
         Box::pin(async move {
-            live.sent(wattle_meter::clock::now());
             match self.limits.hold(live, self.exchange(request, live)).await {
                 Ok(came) => verdict(came, live),
                 Err(overdue) => {

@@ -10,12 +10,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use wattle_core::exchange::{Exchange, FailureClass, Finish, Request, TokensFrom};
+use wattle_core::record::{DEEPEST, deeper_than};
 use wattle_core::registry::{About, Opt, Params, nearest};
 use wattle_core::summary::ModelInfo;
 use wattle_core::time::Stamp;
 use wattle_core::wire::openai::{self as wire, Api, CapKey, Malformed};
 use wattle_core::wire::sse;
-use wattle_meter::clock;
 
 /// More than this is not an answer.
 const LONGEST_ANSWER: usize = 64 << 20;
@@ -75,7 +75,11 @@ impl OpenAi {
         let version = Version::parse(&settings.params)?;
         let endpoint = Endpoint::parse(url, version, "/v1", &["/chat/completions", "/completions"])?;
         Ok(Self {
-            http: Http::new(endpoint, read_key(&settings.params)?, settings.limits.connect),
+            http: Http::new(
+                endpoint,
+                read_key(&settings.params, Some(KEY_VARIABLE))?,
+                settings.limits.connect,
+            ),
             model: settings.model.clone(),
             limits: settings.limits,
             api: choice(&settings.params, "api", &[("chat", Api::Chat), ("completions", Api::Completions)])?,
@@ -229,8 +233,9 @@ fn take_chunk(
         exchange.response_id = chunk.id.map(Into::into);
     }
     exchange.usage = chunk.usage.unwrap_or(exchange.usage);
-    if chunk.timings.is_some() {
-        exchange.server = chunk.timings;
+    // What is nested too deeply could not be read back.
+    if let Some(timings) = chunk.timings.filter(|t| !deeper_than(t, DEEPEST)) {
+        exchange.server = Some(timings);
     }
     said.finish = chunk.finish.or(said.finish);
     Ok(())
@@ -282,22 +287,13 @@ impl Client for OpenAi {
 
     fn send<'a>(&'a self, request: &'a Request, live: &'a Arc<Live>) -> BoxFuture<'a, Verdict> {
         Box::pin(async move {
-            live.sent(clock::now());
-            let verdict = match self.limits.hold(live, self.exchange(request, live)).await {
+            match self.limits.hold(live, self.exchange(request, live)).await {
                 Ok(came) => verdict(came, live),
                 Err(overdue) => {
                     live.ended(overdue);
                     Verdict::Final
                 }
-            };
-            live.with(|exchange| {
-                // A server that sends no usage leaves only the pieces to count; the label says so.
-                if exchange.usage.completion.is_none() && !exchange.tokens.is_empty() {
-                    exchange.usage.completion = Some(exchange.tokens.len() as u64);
-                    exchange.usage.from = Some(TokensFrom::Chunks);
-                }
-            });
-            verdict
+            }
         })
     }
 

@@ -2,7 +2,7 @@
 
 use crate::LabError;
 use sha2::{Digest, Sha256};
-use wattle_core::record::Item;
+use wattle_core::record::{DEEPEST, Item, deeper_than};
 use wattle_core::registry::{self, About, Params};
 
 mod builtin;
@@ -81,12 +81,23 @@ pub fn census(dataset: &dyn Dataset) -> Result<Census, LabError> {
         let item = item?;
         hash.update((item.prompt.len() as u64).to_le_bytes());
         hash.update(item.prompt.as_bytes());
-        for turn in &item.history {
+        for turn in item.history.iter() {
             // No prompt is so long: a turn cannot pass for the next prompt.
             hash.update(u64::MAX.to_le_bytes());
             hash.update([turn.role as u8]);
             hash.update((turn.content.len() as u64).to_le_bytes());
             hash.update(turn.content.as_bytes());
+        }
+        // What a dataset says of lengths and times is part of what is asked.
+        if let Some(tokens) = item.output_tokens {
+            hash.update(tokens.to_le_bytes());
+        }
+        if let Some(due) = item.due_s {
+            hash.update(due.to_le_bytes());
+        }
+        if item.metadata.values().any(|value| deeper_than(value, DEEPEST)) {
+            let why = format!("item {} has a column that is nested too deeply to be kept", item.id);
+            return Err(LabError::Dataset { path: dataset.name().into(), line: None, why });
         }
         answers |= item.expected.is_some();
         scheduled |= item.due_s.is_some();

@@ -6,7 +6,8 @@ use crate::LabError;
 use objects::Objects;
 use serde_json::{Map, Value};
 use std::path::PathBuf;
-use wattle_core::exchange::{Role, Turn};
+use std::sync::Arc;
+use wattle_core::exchange::{History, Role, Turn};
 use wattle_core::record::Item;
 use wattle_core::registry::{About, Opt};
 
@@ -125,10 +126,11 @@ impl Conversation {
     fn questions(self) -> impl Iterator<Item = Item> + Send {
         let asked: Vec<usize> =
             (0..self.turns.len()).filter(|at| self.turns[*at].role == Role::User).collect();
+        let turns: Arc<[Turn]> = self.turns.into();
         asked.into_iter().zip(1u64..).map(move |(at, turn)| Item {
             id: format!("{}-{turn}", self.id),
-            prompt: self.turns[at].content.clone(),
-            history: self.turns[..at].to_vec(),
+            prompt: turns[at].content.clone(),
+            history: History::of(&turns, at),
             conversation: Some(self.id.clone()),
             metadata: Map::from_iter([("turn".to_owned(), Value::from(turn))]),
             ..Item::default()

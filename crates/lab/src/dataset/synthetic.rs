@@ -142,7 +142,7 @@ mod tests {
         };
         assert_eq!(digest(1), digest(1));
         assert_ne!(digest(1), digest(2));
-        assert_eq!(digest(1), "05f3494a1907e92e01e50fd0a26666caa1ec0234e4e81961ce7a9371369e3e51");
+        assert_eq!(digest(1), "117b54479dec7c4be4534eb08164e8e31355aacdb6f186e6cbc33e00c1c5e0a7");
         assert_ne!(
             items(&[], 1, 1)[0].prompt[..4],
             items(&[], 1, 2)[0].prompt[..4],

@@ -32,6 +32,7 @@ pub(crate) struct Endpoint {
     version: Version,
     /// Asked for once: a name server is not part of what is measured.
     addresses: OnceLock<Vec<SocketAddr>>,
+    place: OnceLock<Place>,
 }
 
 impl Endpoint {
@@ -42,8 +43,10 @@ impl Endpoint {
         usual: &str,
         endings: &[&str],
     ) -> Result<Self, LabError> {
+        // What stands before an @ or after a ? may be a secret.
+        let shown = if url.contains(['@', '?']) { "…" } else { url };
         let bad = |why: &str| {
-            LabError::Usage(format!("--url {url}: {why}; for example http://127.0.0.1:8000{usual}"))
+            LabError::Usage(format!("--url {shown}: {why}; for example http://127.0.0.1:8000{usual}"))
         };
         let uri: Uri = url.parse().map_err(|_| bad("not a URL"))?;
         let (tls, usual_port) = match uri.scheme_str() {
@@ -72,6 +75,7 @@ impl Endpoint {
             tls,
             version,
             addresses: OnceLock::new(),
+            place: OnceLock::new(),
         })
     }
 
@@ -82,6 +86,10 @@ impl Endpoint {
 
     /// Where its joules are drawn.
     pub(crate) fn place(&self) -> Place {
+        self.place.get_or_init(|| self.look_for_place()).clone()
+    }
+
+    fn look_for_place(&self) -> Place {
         // An address is this machine's if a socket can be bound to it; nothing is sent.
         let ours = |address: SocketAddr| {
             address.ip().to_canonical().is_loopback() || UdpSocket::bind((address.ip(), 0)).is_ok()
@@ -119,7 +127,11 @@ impl Endpoint {
             None => Stream::Plain(socket),
             Some(tls) => {
                 let name = ServerName::try_from(self.host.clone()).map_err(Trouble::refused)?;
-                Stream::Tls(Box::new(tls.connect(name, socket).await.map_err(Trouble::refused)?))
+                let tls = tls.connect(name, socket).await.map_err(Trouble::refused)?;
+                if self.version == Version::Http2 && tls.get_ref().1.alpn_protocol() != Some(b"h2") {
+                    return Err(Trouble::protocol("the server does not speak HTTP/2; leave out http=2"));
+                }
+                Stream::Tls(Box::new(tls))
             }
         };
         match self.version {

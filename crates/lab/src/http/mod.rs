@@ -11,6 +11,7 @@ pub(crate) use endpoint::Endpoint;
 
 use crate::LabError;
 use crate::client::Live;
+use futures_util::stream::{self, StreamExt};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http2;
@@ -27,6 +28,10 @@ use wattle_meter::clock;
 
 /// More of an error body nobody reads.
 const LONGEST_ERROR: usize = 64 << 10;
+/// Nor more of what it says.
+const LONGEST_REASON: usize = 2000;
+/// Connections that are opened at the same time, ahead of need.
+const OPENED_AT_ONCE: usize = 64;
 /// A connection that was closed before the request came shows it sooner; later, the server had begun to work.
 const STALE: Duration = Duration::from_millis(100);
 /// Servers take a hundred streams on one connection by default, and no fewer by the book (RFC 9113, 6.5.2).
@@ -200,15 +205,26 @@ impl Answer<'_> {
         Ok(bytes)
     }
 
+    /// As much of it as comes and fits, for people.
+    async fn beginning(mut self, longest: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while let Ok(Some(piece)) = self.piece().await {
+            let room = longest - bytes.len();
+            bytes.extend_from_slice(&piece.bytes[..piece.bytes.len().min(room)]);
+            if bytes.len() == longest {
+                return bytes;
+            }
+        }
+        self.give_back();
+        bytes
+    }
+
     /// The next bytes of it; `None` at its end.
     pub(crate) async fn piece(&mut self) -> Result<Option<Piece<'_>>, Trouble> {
         match &mut self.body {
             Body::One { connection, head } => {
-                // Asked first, because the bytes are lent from where the stamp is.
-                let traffic = connection.traffic();
-                let bytes = connection.piece(head).await?;
-                let (at, dated) = traffic.came();
-                Ok(bytes.map(|bytes| Piece { bytes, at, dated }))
+                let piece = connection.piece(head).await?;
+                Ok(piece.map(|(bytes, (at, dated))| Piece { bytes, at, dated }))
             }
             Body::Two { response, piece, .. } => {
                 while let Some(frame) = response.body_mut().frame().await {
@@ -258,8 +274,12 @@ impl Http {
     /// Opens connections until there are enough for `requests` at once, so that none is opened while something is timed. What
     /// goes wrong here goes wrong again with the first request, and is told there.
     pub(crate) async fn connect(&self, requests: usize) {
-        while locked(&self.idle).len() < requests && locked(&self.shared).is_empty() {
-            match self.open().await {
+        let there = locked(&self.idle).len() + STREAMS * locked(&self.shared).len();
+        let missing = requests.saturating_sub(there);
+        let count = if self.endpoint.shares() { missing.div_ceil(STREAMS) } else { missing };
+        let mut opened = stream::iter((0..count).map(|_| self.open())).buffer_unordered(OPENED_AT_ONCE);
+        while let Some(connection) = opened.next().await {
+            match connection {
                 Ok(Connection::One(one)) => locked(&self.idle).push(one),
                 Ok(Connection::Two(shared)) => locked(&self.shared).push(shared),
                 Err(_) => return,
@@ -296,7 +316,7 @@ impl Http {
             return self.call_shared(method, path, body, live).await;
         }
         let request = self.request(&method, path, &body);
-        let kept = locked(&self.idle).pop();
+        let kept = self.kept();
         if let Some(connection) = kept {
             let began = clock::now();
             match self.send(connection, &request, live).await {
@@ -314,6 +334,16 @@ impl Http {
                 Broken::Trouble(trouble) => trouble,
             }),
             Connection::Two(_) => unreachable!("an endpoint opens connections of its own version"),
+        }
+    }
+
+    /// A kept connection on which nothing happened meanwhile: its server has not closed it, and said nothing that nobody asked.
+    fn kept(&self) -> Option<Box<One>> {
+        loop {
+            let mut connection = locked(&self.idle).pop()?;
+            if connection.is_quiet() {
+                return Some(connection);
+            }
         }
     }
 
@@ -395,7 +425,11 @@ impl Http {
         if let Some(live) = live {
             live.sent(clock::now());
         }
-        let response = sender.send_request(request).await.map_err(Trouble::network)?;
+        let response = sender.send_request(request).await.map_err(|error| match error.is_canceled() {
+            // The connection ended before it was sent.
+            true => Trouble::refused(error),
+            false => Trouble::network(error),
+        })?;
         Ok(Answer { http: self, body: Body::Two { response, piece: Bytes::new(), _place: place } })
     }
 
@@ -410,28 +444,26 @@ impl Http {
 /// What an answer with a status of failure means; `text` finds the reason in its body.
 pub(crate) async fn refusal(answer: Answer<'_>, text: fn(&serde_json::Value) -> String) -> Trouble {
     let (status, wait) = (answer.status(), answer.retry_after());
-    let body = match answer.whole(LONGEST_ERROR).await {
-        Ok(body) => body,
-        Err(trouble) => return trouble,
-    };
+    let body = answer.beginning(LONGEST_ERROR).await;
     let reason = serde_json::from_slice(&body)
         .map_or_else(|_| String::from_utf8_lossy(&body).trim().to_owned(), |v| text(&v));
+    let reason: String = reason.chars().take(LONGEST_REASON).collect();
     let again = match (status, wait) {
-        (429 | 502 | 503 | 504, Some(wait)) if wait <= LONGEST_RETRY => Again::After(wait),
-        (429 | 502 | 503 | 504, None) => Again::Soon,
+        (429 | 503, Some(wait)) if wait <= LONGEST_RETRY => Again::After(wait),
+        (429 | 503, None) => Again::Soon,
         _ => Again::No,
     };
     Trouble { again, ..Trouble::new(FailureClass::Server, format!("HTTP {status}: {reason}")) }
 }
 
-/// The key, from `key_file` or the environment.
-pub(crate) fn read_key(params: &Params) -> Result<Option<HeaderValue>, LabError> {
+/// The key, from `key_file` or the variable that holds one.
+pub(crate) fn read_key(params: &Params, variable: Option<&str>) -> Result<Option<HeaderValue>, LabError> {
     let key = match params.get("key_file") {
         Some(path) => Some(
             std::fs::read_to_string(path)
                 .map_err(|e| LabError::Client(format!("cannot read the key file {path}: {e}")))?,
         ),
-        None => std::env::var(KEY_VARIABLE).ok().filter(|k| !k.trim().is_empty()),
+        None => variable.and_then(|name| std::env::var(name).ok()).filter(|k| !k.trim().is_empty()),
     };
     key.map(|key| {
         let mut value = HeaderValue::from_str(&format!("Bearer {}", key.trim()))

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio_rustls::client::TlsStream;
+use wattle_core::exchange::Dated;
 use wattle_core::time::Stamp;
 
 /// More of a head than this is none.
@@ -66,6 +67,13 @@ enum Body {
     Ended,
 }
 
+/// When bytes came, and who says so.
+type Came = (Stamp, Dated);
+
+fn socket_of(tls: &TlsStream<Socket>) -> &Socket {
+    tls.get_ref().0
+}
+
 /// Why there is no answer.
 pub(super) enum Broken {
     /// The connection was closed before the request came.
@@ -79,9 +87,14 @@ impl One {
         Self { stream, traffic, buffer: Vec::new(), from: 0, until: 0 }
     }
 
-    /// What came and went on it.
-    pub(super) fn traffic(&self) -> Arc<Traffic> {
-        Arc::clone(&self.traffic)
+    /// Whether it is open and nothing came on it since its last answer.
+    pub(super) fn is_quiet(&mut self) -> bool {
+        self.from == self.until
+            && match &self.stream {
+                Stream::Plain(socket) => socket.waiting().is_none(),
+                // Servers renew the keys of sessions whenever they like.
+                Stream::Tls(tls) => socket_of(tls).waiting() != Some(0),
+            }
     }
 
     /// When the request was given to the kernel.
@@ -139,8 +152,8 @@ impl One {
         }
     }
 
-    /// The next bytes of the body; `None` at its end.
-    pub(super) async fn piece(&mut self, head: &mut Head) -> Result<Option<&[u8]>, Trouble> {
+    /// The next bytes of the body and when they came; `None` at its end.
+    pub(super) async fn piece(&mut self, head: &mut Head) -> Result<Option<(&[u8], Came)>, Trouble> {
         loop {
             let waiting = self.until - self.from;
             match head.body {
@@ -209,10 +222,11 @@ impl One {
         head.keep && matches!(head.body, Body::Ended | Body::Length(0)) && self.from == self.until
     }
 
-    fn hand_out(&mut self, length: usize) -> &[u8] {
+    /// Bytes of the last read, mostly; of two reads, dated by the later.
+    fn hand_out(&mut self, length: usize) -> (&[u8], Came) {
         let piece = self.from..self.from + length;
         self.from += length;
-        &self.buffer[piece]
+        (&self.buffer[piece], self.traffic.came())
     }
 
     /// Reads what there is; 0 at the end.
@@ -323,7 +337,7 @@ mod tests {
                     Broken::Trouble(t) => t.error,
                 })?;
                 let mut body = Vec::new();
-                while let Some(piece) = one.piece(&mut head).await.map_err(text)? {
+                while let Some((piece, _)) = one.piece(&mut head).await.map_err(text)? {
                     body.extend_from_slice(piece);
                 }
                 Ok((head.status, body, one.is_free(&head)))

@@ -1,5 +1,6 @@
 //! A TCP connection that knows when its bytes came, below TLS: the kernel's own stamps where it gives any.
 
+use futures_util::FutureExt;
 use std::io;
 use std::os::fd::AsFd;
 use std::pin::Pin;
@@ -56,6 +57,12 @@ impl Socket {
         receive::ask_for_stamps(tcp.as_fd());
         let traffic = Arc::new(Traffic::default());
         (Self { tcp, traffic: Arc::clone(&traffic) }, traffic)
+    }
+
+    /// How many bytes wait to be read, as far as one can see at once; 0 if the other side has closed it, `None` if nothing came.
+    pub(super) fn waiting(&self) -> Option<usize> {
+        let mut byte = [0];
+        self.tcp.peek(&mut byte).now_or_never().map(|peeked| peeked.unwrap_or(0))
     }
 }
 

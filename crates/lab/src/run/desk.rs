@@ -43,6 +43,7 @@ pub(super) struct Desk {
     /// the run ends; if it gives up because of them, or is killed, they are asked again when it is resumed.
     failures: Vec<Record>,
     give_up_after: u64,
+    given_up: Option<LabError>,
     so_far: Accumulator,
     total: Option<u64>,
     done: u64,
@@ -73,6 +74,8 @@ pub(super) struct Landed {
     pub(super) score: Option<Score>,
     /// Whether it is one of the run's queries.
     pub(super) counts: bool,
+    /// Whether any of it reached the server.
+    pub(super) was_sent: bool,
     /// When it could have been sent.
     pub(super) ready: Stamp,
 }
@@ -98,6 +101,7 @@ impl Desk {
             lateness: Lateness::new(order.is_open()),
             failures: Vec::new(),
             give_up_after: order.spec.max_errors,
+            given_up: None,
             so_far: Accumulator::new(slo),
             total: order.total(),
             done: 0,
@@ -156,14 +160,17 @@ impl Desk {
     }
 
     /// A request has ended.
-    pub(super) fn land(&mut self, landed: Landed, observe: &mut Observer<'_>) -> Result<(), LabError> {
-        self.lateness.push(landed.ready, landed.exchange.sent);
+    pub(super) fn land(&mut self, landed: Landed) -> Result<(), LabError> {
+        // Of one that was sent again, the wait is the server's doing.
+        if landed.exchange.attempts == 1 {
+            self.lateness.push(landed.ready, landed.exchange.sent);
+        }
         let number = landed.number;
         let Some(watched) = self.flights.remove(&number) else {
-            return if landed.counts { self.settle(landed, Bill::default(), observe) } else { Ok(()) };
+            return if landed.counts { self.settle(landed, Bill::default()) } else { Ok(()) };
         };
         let Exchange { sent, first_token, done, .. } = landed.exchange;
-        if watched.sent.is_none() {
+        if watched.sent.is_none() && landed.was_sent {
             self.happened.insert((sent, Moment::Sent, number), ());
         }
         if let Some(first) = first_token.filter(|_| !watched.first) {
@@ -192,8 +199,22 @@ impl Desk {
         self.books.collect()?;
         self.watch();
         let until = self.books.known_until().max(self.pumped.minus_nanos(PATIENCE_NS));
-        self.tell(until, observe)?;
+        self.tell(until)?;
+        if self.flights.is_empty()
+            && self.landed.is_empty()
+            && let (Some(metered), Some(splitter)) = (self.books.metered(), &mut self.splitter)
+            && let Some(panel) = &metered.panel
+        {
+            splitter.rest(until, View { timeline: &metered.timeline, sensors: &panel.sensors });
+        }
         self.books.flush()?;
+        if self.given_up.is_some() {
+            // What had finished well is kept, whatever becomes of the rest.
+            self.tell(Stamp::from_nanos(u64::MAX))?;
+            self.books.flush()?;
+            self.show(0, observe);
+            return self.given_up.take().map_or(Ok(()), Err);
+        }
         if self.pumped.since(self.shown).get() >= SHOW.get() {
             self.show(in_flight, observe);
         }
@@ -224,13 +245,15 @@ impl Desk {
             oldest = sent.map_or(oldest, |sent| oldest.min(sent));
         }
         let waiting = self.landed.values().map(|l| l.exchange.sent).min();
+        let told = self.splitter.as_ref().map(Splitter::needs_from);
+        let needed = [waiting, told].into_iter().flatten().fold(oldest, Stamp::min);
         if let Some(metered) = self.books.metered() {
-            metered.needed_from = waiting.map_or(oldest, |w| w.min(oldest)).max(metered.needed_from);
+            metered.needed_from = needed.max(metered.needed_from);
         }
     }
 
     /// Tells the splitter what happened up to `until`, and makes records of those that ended.
-    fn tell(&mut self, until: Stamp, observe: &mut Observer<'_>) -> Result<(), LabError> {
+    fn tell(&mut self, until: Stamp) -> Result<(), LabError> {
         while let Some(entry) = self.happened.first_entry().filter(|e| e.key().0 <= until) {
             let ((at, what, number), ()) = entry.remove_entry();
             let Some(metered) = self.books.metered() else { continue };
@@ -254,7 +277,7 @@ impl Desk {
                         telemetry: telemetry(metered, &landed.exchange, share),
                         ledger: Some(splitter.ledger()),
                     };
-                    self.settle(landed, bill, observe)?;
+                    self.settle(landed, bill)?;
                 }
             }
         }
@@ -287,13 +310,15 @@ impl Desk {
     ) -> Result<(), LabError> {
         self.note(&Event::plain("interrupted"))?;
         self.flights.clear();
+        // It ends anyway: what failed is told as it is.
+        self.give_up_after = 0;
         self.settle_all(stop, observe).await
     }
 
     /// Stops the meter and writes what is left, then the session's last lines.
-    pub(super) fn close(mut self, client: &dyn Client, observe: &mut Observer<'_>) -> Result<(), LabError> {
+    pub(super) fn close(mut self, client: &dyn Client) -> Result<(), LabError> {
         let stopped = self.books.stop_meter()?;
-        self.tell(Stamp::from_nanos(u64::MAX), observe)?;
+        self.tell(Stamp::from_nanos(u64::MAX))?;
         // If the run gave up, the failures that made it do so were dropped already.
         self.write_failures()?;
         if let Some(load) = self.lateness.event(client.connections()) {
@@ -304,7 +329,7 @@ impl Desk {
     }
 
     /// Makes a record of an exchange.
-    fn settle(&mut self, landed: Landed, bill: Bill, observe: &mut Observer<'_>) -> Result<(), LabError> {
+    fn settle(&mut self, landed: Landed, bill: Bill) -> Result<(), LabError> {
         let Landed { item, exchange, score, .. } = landed;
         let Bill { share, perimeter, telemetry, ledger } = bill;
         let session = self.books.session;
@@ -313,6 +338,9 @@ impl Desk {
             self.write_failures()?;
             return self.write(record);
         };
+        if self.given_up.is_some() {
+            return Ok(());
+        }
         let index = record.item.index;
         self.note(&Event::with("query_failed", json!({ "index": index, "error": error })))?;
         if self.give_up_after == 0 {
@@ -323,12 +351,9 @@ impl Desk {
         if failed == self.give_up_after {
             let last = self.failures.pop().and_then(|r| r.exchange.outcome.error().map(str::to_owned));
             self.failures.clear();
-            self.landed.clear();
-            self.happened.clear();
             let error = last.unwrap_or_default();
             self.note(&Event::with("gave_up", json!({ "failed": failed, "error": error })))?;
-            self.show(0, observe);
-            return Err(LabError::GaveUp { failed, error, run: self.run.clone() });
+            self.given_up = Some(LabError::GaveUp { failed, error, run: self.run.clone() });
         }
         Ok(())
     }

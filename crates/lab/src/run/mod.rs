@@ -187,7 +187,13 @@ impl Order {
         let dataset = dataset::open(&spec.dataset, &settings)?;
         let scorer = spec.scorer.clone().unwrap_or_else(|| dataset.usual_scorer().to_owned());
         let opened = score::open(&scorer)?;
-        let census = dataset::census(dataset.as_ref())?;
+        let mut census = dataset::census(dataset.as_ref())?;
+        if let Some(trace) = &spec.trace {
+            // What has no time is not asked.
+            let times = dataset::due_times(Path::new(trace), &spec.dataset_param)?;
+            let times = times.map(|time| time.map(|_| 1)).sum::<Result<u64, LabError>>()?;
+            census.items = census.items.min(times);
+        }
         if census.items == 0 {
             return Err(LabError::Dataset {
                 path: spec.dataset_param.get("path").unwrap_or(&spec.dataset).into(),
@@ -362,7 +368,10 @@ fn with_changes(spec: &Spec, changes: &[Layer]) -> Result<Spec, LabError> {
 
 /// The settings as they are kept: paths from anywhere, choices made.
 pub(crate) fn settled(spec: Spec) -> Result<Spec, LabError> {
-    server::settle(absolute(replayed(spec)))
+    let mut spec = server::settle(absolute(replayed(spec)))?;
+    // What is asked over and over would be found in a cache.
+    spec.unique_prefix.get_or_insert(spec.duration_s.is_some());
+    Ok(spec)
 }
 
 /// A trace alone says what is asked, too: prompts of its lengths.

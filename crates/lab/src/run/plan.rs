@@ -36,8 +36,15 @@ pub(super) struct Plan<'a> {
     /// The unit that is not due yet.
     waiting: Option<(Unit, Stamp)>,
     times: Times,
+    /// When the first request is due by its schedule: that is when the load starts, also of a run that is resumed.
+    first: Option<f64>,
+    /// What passes before this one add to the times of a dataset that has its own, and the time of its last item.
+    shift: f64,
+    latest: f64,
     start: Stamp,
     end: Option<Stamp>,
+    /// Everything that counts is sent: what comes now only keeps the load up.
+    filling: bool,
 }
 
 /// Seconds after the start.
@@ -47,17 +54,38 @@ impl<'a> Plan<'a> {
     /// All of `order` that is not `done`, from `start` on.
     pub(super) fn new(order: &'a Order, done: &'a Seen, start: Stamp) -> Result<Self, LabError> {
         let spec = &order.spec;
-        let end = spec.duration_s.map(|s| start.plus_nanos((s * 1e9) as u64));
+        let end = spec.duration_s.map(|s| start.plus_nanos(nanos(s)));
         let mut items = order.dataset.items()?;
         let ahead = items.next().transpose()?;
-        Ok(Self { order, done, items, passes: 0, ahead, waiting: None, times: times(spec)?, start, end })
+        Ok(Self {
+            order,
+            done,
+            items,
+            passes: 0,
+            ahead,
+            waiting: None,
+            times: times(spec)?,
+            first: None,
+            shift: 0.0,
+            latest: 0.0,
+            start,
+            end,
+            filling: false,
+        })
+    }
+
+    /// From now on there is always something more, which counts nowhere.
+    pub(super) fn fill(&mut self) {
+        self.filling = true;
+    }
+
+    /// Whether nothing more is begun at the moment `now`.
+    pub(super) fn is_over(&self, now: Stamp) -> bool {
+        self.end.is_some_and(|end| now >= end)
     }
 
     /// What comes next, at the moment `now`.
     pub(super) fn next(&mut self, now: Stamp) -> Result<Next, LabError> {
-        if self.end.is_some_and(|end| now >= end) {
-            return Ok(Next::End);
-        }
         let (unit, due) = match self.waiting.take() {
             Some((unit, due)) => (unit, Some(due)),
             None => match self.unit()? {
@@ -69,8 +97,12 @@ impl<'a> Plan<'a> {
                 },
             },
         };
+        // By a schedule, what was due before the end is sent, however late.
+        if !self.filling && self.is_over(due.unwrap_or(now)) {
+            self.waiting = due.map(|due| (unit, due));
+            return Ok(Next::End);
+        }
         match due {
-            Some(due) if self.end.is_some_and(|end| due >= end) => Ok(Next::End),
             Some(due) if due > now => {
                 self.waiting = Some((unit, due));
                 Ok(Next::Wait(due))
@@ -88,7 +120,8 @@ impl<'a> Plan<'a> {
             (None, Some(time)) => time,
             (None, None) => return Ok(Due::Now),
         };
-        Ok(Due::At(self.start.plus_nanos((after * 1e9) as u64)))
+        let first = *self.first.get_or_insert(after);
+        Ok(Due::At(self.start.plus_nanos(nanos(after - first))))
     }
 
     /// The next unit of which anything is left to ask.
@@ -103,25 +136,43 @@ impl<'a> Plan<'a> {
             {
                 unit.extend(self.item()?);
             }
-            unit.retain(|item| !self.done.contains(item.index));
+            if !self.filling {
+                unit.retain(|item| !self.done.contains(item.index));
+            }
             if !unit.is_empty() {
                 return Ok(Some(unit));
+            }
+            // Its time went by with it.
+            if let Some(times) = &mut self.times {
+                times.next().transpose()?;
             }
         }
     }
 
-    /// The next item; over and over if the run goes by time.
+    /// The next item; over and over if the run goes by time, or the load is to be kept up.
     fn item(&mut self) -> Result<Option<Item>, LabError> {
-        if self.ahead.is_none() && self.end.is_some() {
+        if self.ahead.is_none() && (self.end.is_some() || self.filling) {
             self.passes += 1;
+            // The gap between the last of a pass and the first of the next is a usual one.
+            let gap = self.latest / self.order.census.items.saturating_sub(1).max(1) as f64;
+            self.shift += self.latest + gap;
             self.items = self.order.dataset.items()?;
             self.ahead = self.items.next().transpose()?;
         }
         let Some(mut item) = self.ahead.take() else { return Ok(None) };
         self.ahead = self.items.next().transpose()?;
         item.index += self.passes * self.order.census.items;
+        if let Some(due) = &mut item.due_s {
+            self.latest = *due;
+            *due += self.shift;
+        }
         Ok(Some(item))
     }
+}
+
+/// Seconds as whole nanoseconds, none below zero.
+fn nanos(seconds: f64) -> u64 {
+    (seconds * 1e9).max(0.0) as u64
 }
 
 enum Due {

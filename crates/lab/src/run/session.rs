@@ -27,6 +27,8 @@ const LARGE_MODEL: u64 = 10_000_000_000;
 const WARMUP_TOKENS: u32 = 16;
 /// The first wait before a request is sent again; each further one is twice as long.
 const BACKOFF: Duration = Duration::from_millis(250);
+/// No wait is longer.
+const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
 
 /// One uninterrupted stretch of a run.
 pub(super) struct Session<'a> {
@@ -81,7 +83,7 @@ impl Session<'_> {
             let _ = desk.note(&Event::Warning(Warning::Close { error: error.to_string() }));
         }
         // Whatever happened, what had finished is saved.
-        let closed = desk.close(self.client, observe);
+        let closed = desk.close(self.client);
         result.and_then(|cause| closed.map(|()| cause))
     }
 
@@ -94,7 +96,8 @@ impl Session<'_> {
         }
         observe(Progress::Stage("warming up".into()));
         self.warm_up(desk).await?;
-        self.client.connect(if self.order.is_open() { 0 } else { self.order.cap() as u32 }).await;
+        let at_once = if self.order.is_open() { 0 } else { self.order.cap() as u32 };
+        desk.pump_while(self.client.connect(at_once)).await?;
 
         let total = self.order.total();
         observe(Progress::Start { run: dir.path().into(), total, done: self.past.done.len() });
@@ -109,13 +112,12 @@ impl Session<'_> {
     /// Sends what is to be sent when it is due, and takes in what comes back.
     async fn load(&self, desk: &mut Desk, began: Stamp, observe: &mut Observer<'_>) -> Result<(), LabError> {
         let mut plan = Plan::new(self.order, &self.past.done, began)?;
-        let mut filler = self.order.spec.cooldown.then(|| self.order.dataset.items()).transpose()?;
         let cap = self.order.cap();
         let mut waker = Waker::new();
         let mut flights = FuturesUnordered::new();
         let mut pump = tokio::time::interval(PUMP);
         pump.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let (mut number, mut counted, mut ended) = (0, 0, false);
+        let (mut number, mut counted, mut ended, mut filling) = (0, 0, false, false);
         // When the place of the next request became free, and whether requests had to wait for one.
         let (mut free, mut full) = (began, false);
         loop {
@@ -127,32 +129,30 @@ impl Session<'_> {
                 }
                 match plan.next(clock::now())? {
                     Next::Send(unit, due) => {
-                        desk.held_back(full && due.is_some());
-                        let flight = self.flight(number, unit, due, free, true);
+                        desk.held_back(full && due.is_some() && !filling);
+                        let flight = self.flight(number, unit, due, free, !filling);
                         desk.take_off(number, &flight.live);
                         flights.push(self.fly(flight));
-                        (number, counted) = (number + 1, counted + 1);
+                        (number, counted) = (number + 1, counted + u64::from(!filling));
                     }
                     Next::Wait(until) => {
                         (wait, full) = (Some(until), false);
                         break;
                     }
+                    Next::End if self.order.spec.cooldown && !filling => {
+                        filling = true;
+                        plan.fill();
+                    }
                     Next::End => ended = true,
                 }
+                // What only keeps the load up need not be begun for its own sake.
+                if filling && counted == 0 {
+                    break;
+                }
             }
-            if ended && counted == 0 {
+            if (ended || filling) && counted == 0 {
                 // What only kept the load up is cancelled.
                 return Ok(());
-            }
-            while let Some(items) = filler.as_mut().filter(|_| ended && flights.len() < cap) {
-                let Some(item) = items.next().transpose()? else {
-                    filler = Some(self.order.dataset.items()?);
-                    continue;
-                };
-                let flight = self.flight(number, Unit::from([item]), None, free, false);
-                desk.take_off(number, &flight.live);
-                flights.push(self.fly(flight));
-                number += 1;
             }
             tokio::select! {
                 biased;
@@ -162,13 +162,14 @@ impl Session<'_> {
                     });
                     let (rest, counts) = (std::mem::take(&mut flight.rest), flight.counts);
                     let Flight { number: landed, item, live, ready, .. } = flight;
+                    let was_sent = live.progress().0.is_some();
                     let exchange = live.take();
                     free = exchange.done;
                     counted -= u64::from(counts);
-                    desk.land(Landed { number: landed, item, exchange, score, counts, ready }, observe)?;
-                    if counts && !rest.is_empty() {
+                    desk.land(Landed { number: landed, item, exchange, score, counts, was_sent, ready })?;
+                    if counts && !rest.is_empty() && !plan.is_over(clock::now()) {
                         // The next turn is due when the one before has been answered.
-                        let due = self.order.is_open().then(clock::now);
+                        let due = self.order.is_open().then_some(free);
                         let flight = self.flight(number, rest, due, free, true);
                         desk.take_off(number, &flight.live);
                         flights.push(self.fly(flight));
@@ -191,14 +192,22 @@ impl Session<'_> {
     /// Sends one request, again if the server did not take it, and gives it back when it has ended.
     async fn fly(&self, mut flight: Flight) -> Flight {
         let spec = &self.order.spec;
-        if self.order.unique_prefix() {
-            flight.item.prompt = format!("[{}-{}] {}", self.mark, flight.number, flight.item.prompt);
-        }
         let tokens = flight.item.output_tokens;
         let mut request = self.request(&flight.item.prompt, tokens.unwrap_or(spec.max_tokens));
         request.exact = tokens.is_some();
         let before = request.turns.len() - 1;
-        request.turns.splice(before..before, flight.item.history.iter().cloned());
+        // What the user tells the model takes the place of what the conversation does.
+        let said = flight.item.history.iter().filter(|t| spec.system.is_none() || t.role != Role::System);
+        request.turns.splice(before..before, said.cloned());
+        if self.order.unique_prefix() {
+            // Caches know how a prompt begins, so that is where it must differ.
+            let first = &mut request.turns[0];
+            let mark = (self.mark, self.past.sessions, flight.number);
+            first.content = format!("[{}-{}-{}] {}", mark.0, mark.1, mark.2, first.content);
+            if let [only] = request.turns.as_slice() {
+                flight.item.prompt.clone_from(&only.content);
+            }
+        }
         let mut wait = BACKOFF;
         for _ in 0..spec.retries {
             match self.client.send(&request, &flight.live).await {
@@ -207,8 +216,8 @@ impl Session<'_> {
                     flight.live.again();
                     // Those that failed together must not come back together.
                     let spread = 0.75 + 0.5 * (flight.number % 97) as f64 / 97.0;
-                    tokio::time::sleep(said.unwrap_or(wait.mul_f64(spread))).await;
-                    wait *= 2;
+                    tokio::time::sleep(said.unwrap_or_else(|| wait.mul_f64(spread))).await;
+                    wait = (wait * 2).min(LONGEST_BACKOFF);
                 }
             }
         }

@@ -50,6 +50,8 @@ pub(super) struct Told {
     session: u32,
     said: Vec<Said>,
     asked: Seen,
+    /// Answers of another length than was asked for, and of how many.
+    lengths: (u64, u64),
     /// Queries for which the server loaded the model, and how long that took.
     loaded: (u64, f64),
 }
@@ -97,6 +99,10 @@ impl Told {
                 let load = record.exchange.server.as_ref().and_then(|s| s["load_duration"].as_f64());
                 if let Some(ns) = load.filter(|ns| *ns > LOADED_NS) {
                     self.loaded = (self.loaded.0 + 1, self.loaded.1 + ns * 1e-9);
+                }
+                let asked = record.item.output_tokens.zip(record.exchange.usage.completion);
+                if let Some((asked, got)) = asked.filter(|_| record.exchange.outcome.is_ok()) {
+                    self.lengths = (self.lengths.0 + u64::from(got != u64::from(asked)), self.lengths.1 + 1);
                 }
                 self.records.push(record);
             }
@@ -206,6 +212,10 @@ impl Told {
         if let Some(fraction) = records.cached().filter(|f| *f > CACHED) {
             doubts.push(Warning::Cached { fraction });
         }
+        let (other, asked) = self.lengths;
+        if other > 0 {
+            doubts.push(Warning::Lengths { other, of: asked });
+        }
         let (loads, seconds) = self.loaded;
         if loads > 0 {
             doubts.push(Warning::ModelLoaded { queries: loads, seconds });
@@ -229,9 +239,9 @@ impl Told {
             doubts.push(Warning::HeldBack { requests, of });
         }
         let typical = self.records.latency().map_or(0.0, |(median, _)| median);
-        let worst = self.loads.iter().max_by(|a, b| a.cpu().total_cmp(&b.cpu()));
-        let late = |l: &&Load| l.held_back == 0 && l.lateness.p99_s > LATE_S.max(typical * 0.1);
-        if let Some(load) = worst.filter(|l| l.wall_s > SHORTEST_LOAD_S && (l.cpu() > BUSY || late(l))) {
+        let late = |l: &Load| l.held_back == 0 && l.lateness.p99_s > LATE_S.max(typical * 0.1);
+        let behind = |l: &&Load| l.wall_s > SHORTEST_LOAD_S && (l.cpu() > BUSY || late(l));
+        if let Some(load) = self.loads.iter().find(behind) {
             doubts.push(Warning::ClientBottleneck { cpu: load.cpu(), lateness_s: load.lateness.p99_s });
         }
         doubts

@@ -66,7 +66,7 @@ pub(crate) fn record(index: u64) -> Record {
             subject: Some("sums".into()),
             metadata: Map::from_iter([("level".into(), json!(index)), ("odd".into(), json!(ODD))]),
             conversation: Some(format!("chat-{index}")),
-            history: Vec::new(),
+            history: wattle_core::exchange::History::default(),
             output_tokens: Some(3),
             due_s: Some(x),
         },
@@ -406,6 +406,7 @@ pub(crate) fn warnings() -> Vec<Warning> {
         Warning::ClientBottleneck { cpu: 0.5, lateness_s: 0.5 },
         Warning::HeldBack { requests: 1, of: 2 },
         Warning::Cached { fraction: 0.5 },
+        Warning::Lengths { other: 1, of: 2 },
         Warning::ModelLoaded { queries: 1, seconds: 0.5 },
         Warning::Unscored,
         Warning::OtherDevice { worker: DeviceKind::Cpu },
@@ -440,6 +441,7 @@ pub(crate) fn warnings() -> Vec<Warning> {
             | Warning::ClientBottleneck { .. }
             | Warning::HeldBack { .. }
             | Warning::Cached { .. }
+            | Warning::Lengths { .. }
             | Warning::ModelLoaded { .. }
             | Warning::Unscored
             | Warning::OtherDevice { .. }

@@ -40,10 +40,6 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         // What had finished is worth a look; the error comes first.
         let _ = wattle_serve::report::write(run, None);
     }
-    if let Err(LabError::Hurried { cause, .. }) = &ended {
-        eprintln!("wattle: {}", ended.as_ref().err().map(ToString::to_string).unwrap_or_default());
-        return Ok(ExitCode::from(exit_code(*cause)));
-    }
     let ended = ended?;
     // The report is a convenience; a run is no worse for lacking it.
     let report = wattle_serve::report::write(&ended.run, None);
@@ -55,7 +51,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         Format::Table => print(&render::result(&ended, report.ok().as_deref()))?,
     }
     if let Some(cause) = ended.stopped {
-        eprintln!("wattle: stopped; go on with: wattle run --resume {}", ended.run.display());
+        match ended.summary.config.duration_s {
+            None => eprintln!("wattle: stopped; go on with: wattle run --resume {}", ended.run.display()),
+            Some(_) => eprintln!("wattle: stopped; a run by time has no rest to go on with"),
+        }
         return Ok(ExitCode::from(exit_code(cause)));
     }
     if unmeasured(&ended.summary) {
