@@ -1,6 +1,6 @@
 """Checks a run of wattle against a real llama.cpp server: English came back, and the counts and times are the server's own.
 
-Usage: check_llama.py RUN
+Usage: check_llama.py RUN, or check_llama.py --times RUN for a run of prompts long enough to compare times.
 """
 
 import json
@@ -14,9 +14,33 @@ def fail(why: str) -> None:
     sys.exit(f"check_llama: {why}")
 
 
+def agree(rows: list) -> None:
+    """Time to first token and tokens a second are the server's own, to 5 %, over the middle half of the answers."""
+    ttft, speed = [], []
+    for row in rows:
+        server = json.loads(row["server"])
+        # The server's clock starts when it takes the prompt up and stops when it has read it; the first token is sampled after that.
+        ttft.append((row["first_token_ns"] - row["sent_ns"]) / 1e6 / server["prompt_ms"])
+        gaps = row["completion_tokens"] - 1
+        if gaps >= 8:
+            ours = gaps / ((row["token_ns"][-1] - row["first_token_ns"]) / 1e9)
+            theirs = gaps / (server["predicted_ms"] / 1e3 * gaps / row["completion_tokens"])
+            speed.append(ours / theirs)
+    for name, ratios in [("time to first token", ttft), ("tokens a second", speed)]:
+        if not ratios:
+            fail(f"no answer is long enough to tell {name}")
+        middle = sorted(ratios)[len(ratios) // 4 : -(len(ratios) // 4) or None]
+        ratio = sum(middle) / len(middle)
+        print(f"check_llama: {name}: {ratio:.3f} times the server's own ({len(ratios)} answers, {min(ratios):.3f} to {max(ratios):.3f})")
+        if not 0.95 <= ratio <= 1.05:
+            fail(f"{name} is {ratio:.3f} times what the server says")
+
+
 def main() -> None:
-    run = Path(sys.argv[1])
+    run = Path(sys.argv[-1])
     rows = pq.read_table(run / "requests.parquet").to_pylist()
+    if sys.argv[1] == "--times":
+        return agree(rows)
     summary = json.loads((run / "summary.json").read_text())
     if not rows or any(row["status"] != "ok" for row in rows):
         fail(f"not every query was answered: {[(r['id'], r['status'], r['error']) for r in rows]}")

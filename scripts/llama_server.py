@@ -1,20 +1,25 @@
 """A real llama.cpp server with a real small model, for tests: both come from the package index as wheels.
 
-Usage: llama_server.py MODEL.gguf PORT. Prints "ready" when it answers and stays until it is killed.
+Usage: llama_server.py -m MODEL.gguf --port PORT [-np SLOTS], as llama.cpp's own. Prints "ready" when it answers and stays until it is killed.
 """
 
-import sys
+import argparse
 import threading
 
 import xllamacpp
 
 
 def main() -> None:
-    model, port = sys.argv[1], int(sys.argv[2])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-m", "--model", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("-np", "--parallel", type=int, default=1)
+    given, _ = parser.parse_known_args()
+    model, port = given.model, given.port
     params = xllamacpp.CommonParams()
     params.model.path = model
-    params.n_ctx = 2048
-    params.n_parallel = 1
+    params.n_ctx = 2048 * given.parallel
+    params.n_parallel = given.parallel
     params.cpuparams.n_threads = 2
     params.hostnames = ["127.0.0.1"]
     params.port = port
