@@ -14,10 +14,13 @@ def main() -> None:
     parser.add_argument("-m", "--model", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("-np", "--parallel", type=int, default=1)
+    parser.add_argument("-a", "--alias")
     given, _ = parser.parse_known_args()
     model, port = given.model, given.port
     params = xllamacpp.CommonParams()
     params.model.path = model
+    if given.alias:
+        params.model_alias = {given.alias}
     params.n_ctx = 2048 * given.parallel
     params.n_parallel = given.parallel
     params.cpuparams.n_threads = 2
