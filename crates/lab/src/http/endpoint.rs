@@ -135,7 +135,7 @@ impl Endpoint {
             }
         };
         match self.version {
-            Version::Http1 => Ok(Connection::One(Box::new(One::new(stream, traffic)))),
+            Version::Http1 => Ok(Connection::One(One::new(stream, traffic))),
             Version::Http2 => {
                 let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
                     .await

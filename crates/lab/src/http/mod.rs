@@ -102,7 +102,7 @@ impl Trouble {
 
 /// A connection to the server.
 enum Connection {
-    One(Box<One>),
+    One(One),
     Two(Shared),
 }
 
@@ -118,7 +118,7 @@ pub(crate) struct Http {
     endpoint: Endpoint,
     key: Option<HeaderValue>,
     patience: Duration,
-    idle: Mutex<Vec<Box<One>>>,
+    idle: Mutex<Vec<One>>,
     shared: Mutex<Vec<Shared>>,
     /// Held by whoever opens a connection that others can share.
     opening: tokio::sync::Mutex<()>,
@@ -132,7 +132,7 @@ pub(crate) struct Answer<'a> {
 }
 
 enum Body {
-    One { connection: Box<One>, head: Head },
+    One { connection: One, head: Head },
     Two { response: Response<Incoming>, piece: Bytes, _place: Place },
 }
 
@@ -338,7 +338,7 @@ impl Http {
     }
 
     /// A kept connection on which nothing happened meanwhile: its server has not closed it, and said nothing that nobody asked.
-    fn kept(&self) -> Option<Box<One>> {
+    fn kept(&self) -> Option<One> {
         loop {
             let mut connection = locked(&self.idle).pop()?;
             if connection.is_quiet() {
@@ -364,12 +364,7 @@ impl Http {
         request
     }
 
-    async fn send(
-        &self,
-        mut one: Box<One>,
-        request: &[u8],
-        live: Option<&Live>,
-    ) -> Result<Answer<'_>, Broken> {
+    async fn send(&self, mut one: One, request: &[u8], live: Option<&Live>) -> Result<Answer<'_>, Broken> {
         if let Some(live) = live {
             live.sent(clock::now());
         }
