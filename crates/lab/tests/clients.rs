@@ -65,7 +65,7 @@ fn an_answer_has_its_stamps_in_order_and_as_many_tokens_as_it_says() {
             );
             assert!(e.done <= clock::now() && e.tokens.is_sorted() && e.tokens[0] == first, "{name}: {e:?}");
             let tokens = e.usage.completion.unwrap();
-            assert!(tokens >= 1 && tokens <= 8, "{name}: the cap is kept to: {tokens}");
+            assert!((1..=8).contains(&tokens), "{name}: the cap is kept to: {tokens}");
             assert_eq!(e.usage.from.map(|f| f.name()), Some("usage"), "{name}");
             assert!(!e.answer.is_empty() && e.usage.prompt.is_some() && e.attempts == 1, "{name}: {e:?}");
             client.close().await.unwrap();
