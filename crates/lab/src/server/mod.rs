@@ -151,26 +151,14 @@ impl Managed {
     /// Stops it if it still runs, and says in the run's error that it ended, if that was before it should.
     pub(crate) async fn explain<T>(mut self, result: Result<T, LabError>) -> Result<T, LabError> {
         self.stop().await;
-        let result = match self.unsettled.take() {
-            Some(output) => result.map_err(|error| with_all_it_said(error, output)),
+        let result = match self.fate.take() {
+            Some(fate) => result.map_err(|error| with_fate(error, &fate)),
             None => result,
         };
-        let Some(fate) = self.fate else { return result };
-        result.map_err(|error| match error {
-            LabError::GaveUp { failed, error, run } => {
-                let error =
-                    format!("{error} (the server that was started for this run ended {})", fate.in_a_line());
-                LabError::GaveUp { failed, error, run }
-            }
-            LabError::Client(text) => {
-                let said = quote(&fate.said);
-                LabError::Client(format!(
-                    "{text}; the server that was started for this run ended {}{said}",
-                    how(fate.end)
-                ))
-            }
-            other => other,
-        })
+        match self.unsettled.take() {
+            Some(output) => result.map_err(|error| with_all_it_said(error, output)),
+            None => result,
+        }
     }
 
     async fn stop(&mut self) -> Option<Stopped> {
@@ -291,6 +279,20 @@ async fn status(plan: &Plan, url: &str, usual: &str, path: &str) -> Result<u16, 
 /// As a URL has it.
 fn host(plan: &Plan) -> String {
     if plan.host.contains(':') { format!("[{}]", plan.host) } else { plan.host.clone() }
+}
+
+/// An error that may come from how the server ended.
+fn with_fate(error: LabError, fate: &Fate) -> LabError {
+    const WHO: &str = "the server that was started for this run ended";
+    match error {
+        LabError::GaveUp { failed, error, run } => {
+            LabError::GaveUp { failed, error: format!("{error} ({WHO} {})", fate.in_a_line()), run }
+        }
+        LabError::Client(text) => {
+            LabError::Client(format!("{text}; {WHO} {}{}", how(fate.end), quote(&fate.said)))
+        }
+        other => other,
+    }
 }
 
 /// An error with the path of all that the server said, which is kept if it is named.
