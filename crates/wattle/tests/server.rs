@@ -268,7 +268,7 @@ fn a_secret_reaches_it_and_no_file() {
     }
     assert!(files >= 2, "run.json and the log name the variable");
 
-    let out = scene.run("sh keyed.sh {port} --api-key geheim-1234", &more);
+    let out = Scene::new().run("sh keyed.sh {port} --api-key geheim-1234", &more);
     assert_ne!(out.status.code(), Some(0));
     assert!(stderr(&out).contains("{env:NAME}") && !stderr(&out).contains("geheim"), "{}", stderr(&out));
 }

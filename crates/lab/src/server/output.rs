@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn what_a_killed_wattle_left_is_removed_and_what_another_holds_is_not() {
         let dir = tempfile::tempdir().unwrap();
-        let old = std::time::SystemTime::now() - Duration::from_secs(3600);
+        let old = std::time::SystemTime::UNIX_EPOCH;
         let stale = dir.path().join(".server-dead.log");
         File::create(&stale).unwrap().set_modified(old).unwrap();
         let (held, file) = Output::temporary(dir.path()).unwrap();
