@@ -52,6 +52,15 @@ pub fn adopt_orphans() {
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
 }
 
+/// Whether whoever started this process told it to ignore a signal, as `nohup` does.
+pub fn ignores(signal: i32) -> bool {
+    // SAFETY: a structure of numbers, for which zero is a value.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: sets nothing, and the place can be written to for the whole of the call.
+    let asked = unsafe { libc::sigaction(signal, std::ptr::null(), &mut action) };
+    asked == 0 && action.sa_sigaction == libc::SIG_IGN
+}
+
 impl Child {
     /// Starts a program.
     pub fn spawn(command: &mut Command) -> io::Result<Child> {

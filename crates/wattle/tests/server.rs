@@ -17,11 +17,32 @@ use wattle_sim_server::Config;
 #[ignore = "the program that the other tests start"]
 fn simulated_server() {
     let Ok(listen) = std::env::var("SIM_LISTEN") else { return };
+    if let Ok(status) = std::env::var("SIM_STATUS") {
+        return refuse_all(&listen, &status);
+    }
     let model = std::env::var("SIM_MODEL").unwrap_or_else(|_| "tiny".into());
-    let config = Config { listen, model, tokens: 4, ttft_ms: 40.0, keep_log: false, ..Config::default() };
+    let ttft_ms = std::env::var("SIM_TTFT_MS").map_or(40.0, |ms| ms.parse().unwrap());
+    let config = Config { listen, model, tokens: 4, ttft_ms, keep_log: false, ..Config::default() };
     let server = wattle_sim_server::Server::start(config).unwrap();
     println!("listening at {}", server.address());
     server.wait(&AtomicBool::new(false)).unwrap();
+}
+
+/// A server that says the same to everybody.
+fn refuse_all(listen: &str, status: &str) {
+    use std::io::{Read, Write};
+    for stream in TcpListener::bind(listen).unwrap().incoming() {
+        let mut stream = stream.unwrap();
+        let mut head = Vec::new();
+        let mut buffer = [0; 1024];
+        while !head.windows(4).any(|w| w == b"\r\n\r\n") {
+            match stream.read(&mut buffer) {
+                Ok(n) if n > 0 => head.extend_from_slice(&buffer[..n]),
+                _ => break,
+            }
+        }
+        let _ = write!(stream, "HTTP/1.1 {status}\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{{}}");
+    }
 }
 
 /// A bench with scripts in it, and questions.
@@ -73,6 +94,12 @@ impl Scene {
     /// A process that wrote its number to a file.
     fn process(&self, name: &str) -> u32 {
         wait_for(name, || self.read(name)?.trim().parse().ok())
+    }
+
+    /// What is in the folder for runs.
+    fn left(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.bench.path().join("runs")).into_iter().flatten();
+        entries.map(|entry| entry.unwrap().path()).collect()
     }
 
     fn event(&self, name: &str) -> Option<Value> {
@@ -179,8 +206,13 @@ fn one_that_dies_at_once_is_quoted() {
     let out = scene.run("sh broken.sh {port}", &["--energy", "none"]);
     failed(&out, &["ended with exit code 3", "loading\n", "CUDA out of memory"]);
     assert!(out.stdout.is_empty());
-    assert!(!scene.bench.path().join("runs").exists(), "nothing is left behind");
+    let [log] = &scene.left()[..] else { panic!("{:?}", scene.left()) };
+    let name = log.file_name().unwrap().to_str().unwrap();
+    failed(&out, &["all that it said is in ", name]);
+    assert_eq!(std::fs::read_to_string(log).unwrap(), "loading\nCUDA out of memory\n");
+    std::fs::remove_dir_all(scene.bench.path().join("runs")).unwrap();
     failed(&scene.run("true {port}", &["--energy", "none"]), &["exit code 0", "stay", "said nothing"]);
+    assert!(!scene.bench.path().join("runs").exists(), "nothing is left behind");
 }
 
 #[test]
@@ -190,7 +222,7 @@ fn one_that_never_answers_is_given_up_on() {
     let out = scene.run("sh mute.sh {port}", &["--energy", "none", "--server", "ready_s=1"]);
     failed(&out, &["after 1 s", "still loading", "ready_s=2"]);
     assert!(!runs(scene.process("pid")));
-    assert!(!scene.bench.path().join("runs").exists(), "nothing is left behind");
+    assert_eq!(scene.left().len(), 1, "what it said");
 }
 
 #[test]
@@ -201,6 +233,44 @@ fn one_that_listens_and_is_not_well_is_waited_for() {
         &["--energy", "none", "--server", "ready_s=1", "--server", "health=/no/such/path"],
     );
     failed(&out, &["/no/such/path says HTTP 404"]);
+}
+
+#[test]
+fn one_that_answers_with_errors_is_not_ready() {
+    let scene = Scene::new();
+    scene.script("ill.sh", "export SIM_STATUS='500 Oops'\nexec sh serve.sh $1\n");
+    let out = scene.run("sh ill.sh {port}", &["--energy", "none", "--server", "ready_s=1"]);
+    failed(&out, &["after 1 s", "the list of models says HTTP 500", "health=PATH"]);
+}
+
+#[test]
+fn one_that_refuses_the_key_is_not_waited_for() {
+    let scene = Scene::new();
+    scene.script("strict.sh", "export SIM_STATUS='401 No'\nexec sh serve.sh $1\n");
+    let out = scene.run("sh strict.sh {port}", &["--energy", "none", "--server", "ready_s=86400"]);
+    failed(&out, &["refuses the key (HTTP 401", "OPENAI_API_KEY"]);
+}
+
+#[test]
+fn a_secret_reaches_it_and_no_file() {
+    let scene = Scene::new();
+    scene.script("keyed.sh", "echo \"$3\" > told\nexec sh serve.sh $1\n");
+    let more = ["--energy", "none", "--max-queries", "2"];
+    let mut command = scene.command("sh keyed.sh {port} --api-key {env:MY_KEY}", &more);
+    let out = command.env("MY_KEY", "geheim-1234").output().unwrap();
+    assert!(out.status.success(), "{}", stderr(&out));
+    assert_eq!(scene.read("told").unwrap(), "geheim-1234\n");
+    let mut files = 0;
+    for path in std::fs::read_dir(scene.folder()).unwrap().map(|entry| entry.unwrap().path()) {
+        let bytes = std::fs::read(&path).unwrap_or_default();
+        assert!(!bytes.windows(11).any(|w| w == b"geheim-1234"), "{path:?}");
+        files += usize::from(bytes.windows(12).any(|w| w == b"{env:MY_KEY}"));
+    }
+    assert!(files >= 2, "run.json and the log name the variable");
+
+    let out = Scene::new().run("sh keyed.sh {port} --api-key geheim-1234", &more);
+    assert_ne!(out.status.code(), Some(0));
+    assert!(stderr(&out).contains("{env:NAME}") && !stderr(&out).contains("geheim"), "{}", stderr(&out));
 }
 
 #[test]
@@ -233,7 +303,10 @@ fn an_interrupt_stops_it_while_it_starts_and_while_it_is_asked() {
     assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
     assert!(!runs(pid));
 
-    let child = scene.start("sh serve.sh {port}", &["--energy", "none"]);
+    // Slow until it is resumed: the run cannot end before the signal.
+    let script = "[ -e fast ] || export SIM_TTFT_MS=400\nexec sh serve.sh $1\n";
+    scene.script("slow.sh", script);
+    let child = scene.start("sh slow.sh {port}", &["--energy", "none"]);
     let pid = wait_for("a record", || {
         (recorded(&scene.folder()).len() > 2).then(|| scene.event("server_started"))?
     });
@@ -242,6 +315,8 @@ fn an_interrupt_stops_it_while_it_starts_and_while_it_is_asked() {
     assert!(!runs(pid["pid"].as_u64().unwrap().try_into().unwrap()));
     assert_eq!(warned(&summary(&scene.folder()), "server_ended"), None);
 
+    assert!(recorded(&scene.folder()).len() < 40);
+    scene.script("fast", "");
     let run = scene.folder();
     let out = scene.bench.run(&["run", "--resume", run.to_str().unwrap()]);
     assert!(out.status.success(), "{}", stderr(&out));
@@ -253,19 +328,83 @@ fn an_interrupt_stops_it_while_it_starts_and_while_it_is_asked() {
 #[test]
 fn a_second_interrupt_ends_everything_at_once() {
     let scene = Scene::new();
+    scene.script("stubborn.sh", "trap '' TERM\necho $$ > far\nwhile :; do sleep 0.1; done\n");
     scene.script(
         "deaf.sh",
-        "trap '' TERM\necho $$ > pid\nsh serve.sh $1 &\necho $! > child\nwhile :; do sleep 0.1; done\n",
+        "trap '' TERM\necho $$ > pid\nsetsid sh stubborn.sh &\nsh serve.sh $1 &\necho $! > child\nwhile :; do sleep 0.1; done\n",
     );
     let child = scene.start("sh deaf.sh {port}", &["--energy", "none", "--server", "stop_s=60"]);
-    let pids = [scene.process("pid"), scene.process("child")];
+    let pids = ["pid", "child", "far"].map(|name| scene.process(name));
     wait_for("a record", || (!recorded(&scene.folder()).is_empty()).then_some(()));
     signal(&child, "-INT");
     std::thread::sleep(Duration::from_millis(300));
     signal(&child, "-INT");
+    // As a finger on the key does.
+    signal(&child, "-INT");
     assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
+    // The group is killed by the system, a moment after us at the latest; who left it by nobody but us.
+    assert!(!runs(pids[2]), "the one that left the group");
     for pid in pids {
         wait_for("the end of the server", || (!runs(pid)).then_some(()));
+    }
+}
+
+#[test]
+fn a_second_interrupt_ends_one_that_does_not_get_ready_too() {
+    let scene = Scene::new();
+    scene.script("stubborn.sh", "trap '' TERM\necho $$ > $1\nwhile :; do sleep 0.1; done\n");
+    scene.script("deaf.sh", "setsid sh stubborn.sh far &\nexec sh stubborn.sh pid\n");
+    let child = scene.start("sh deaf.sh {port}", &["--energy", "none", "--server", "stop_s=60"]);
+    let pids = ["pid", "far"].map(|name| scene.process(name));
+    signal(&child, "-INT");
+    std::thread::sleep(Duration::from_millis(300));
+    signal(&child, "-INT");
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
+    assert!(pids.iter().all(|pid| !runs(*pid)));
+}
+
+#[test]
+fn a_terminal_that_hangs_up_ends_the_run_in_good_order() {
+    let scene = Scene::new();
+    let mut child = scene.start("sh serve.sh {port}", &["--energy", "none"]);
+    wait_for("a record", || (!recorded(&scene.folder()).is_empty()).then_some(()));
+    // Nobody is there to read.
+    drop((child.stdout.take(), child.stderr.take()));
+    signal(&child, "-HUP");
+    child.wait().unwrap();
+    assert!(scene.event("server_stopped").is_some());
+    assert!(scene.folder().join("summary.json").exists());
+}
+
+#[test]
+fn bystanders_survive() {
+    let scene = Scene::new();
+    // A child that wattle has before it is wattle; what that starts, before the server and after it, loses its parent meanwhile.
+    scene.script(
+        "family.sh",
+        "sleep 300 &\necho $! > early\nwhile [ ! -e up ]; do sleep 0.02; done\nsleep 300 &\necho $! > late\n",
+    );
+    scene.script("up.sh", "echo up > up\nwhile [ ! -e late ]; do sleep 0.02; done\nexec sh serve.sh $1\n");
+    let wattle = scene.command("sh up.sh {port}", &["--energy", "none", "--max-queries", "3"]);
+    let mut shell = Command::new("sh");
+    shell.args([
+        "-c",
+        "sh family.sh > /dev/null 2>&1 & while [ ! -e early ]; do sleep 0.02; done; exec \"$@\"",
+        "sh",
+    ]);
+    shell.arg(wattle.get_program()).args(wattle.get_args()).current_dir(scene.bench.path());
+    for (name, value) in wattle.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    let out = shell.output().unwrap();
+    assert!(out.status.success(), "{}", stderr(&out));
+    for name in ["early", "late"] {
+        let pid = scene.process(name);
+        assert!(runs(pid), "{name}");
+        assert!(Command::new("kill").arg(pid.to_string()).status().unwrap().success());
     }
 }
 
@@ -348,6 +487,8 @@ fn a_file_that_the_engine_cannot_run_goes_to_llama_server() {
     let summary = summary(&scene.folder());
     assert_eq!(summary["model"], "real");
     assert_eq!(summary["config"]["server"]["preset"], "llama-server");
+    // A resumed run starts the same one, whatever the environment says then.
+    assert_eq!(summary["config"]["server"]["program"], program);
     let told = scene.read("args").unwrap();
     assert!(told.starts_with(&format!("-m {model} --alias real --host 127.0.0.1 --port ")), "{told}");
 }

@@ -5,6 +5,7 @@ use crate::LabError;
 use crate::client::embedded;
 use crate::exec::find;
 use std::path::Path;
+use wattle_core::registry::Params;
 use wattle_core::spec::Spec;
 
 /// The client that is meant where none is named.
@@ -23,18 +24,33 @@ struct Means<'a> {
 
 /// The spec with its client and its server settled.
 pub(crate) fn settle(spec: Spec) -> Result<Spec, LabError> {
+    let variable = |name: &str| std::env::var(name).ok();
     let llama = || {
-        let program = Preset::find(LLAMA).map(|p| p.program(|name| std::env::var(name).ok()));
+        let program = Preset::find(LLAMA).map(|p| p.named(variable).unwrap_or_else(|| p.program.to_owned()));
         program.is_ok_and(|program| find(&program, Path::new(".")).is_ok())
     };
     let mut spec = choose(spec, &Means { fits: &embedded::fits, llama: &llama })?;
-    // What the command names by a relative path is to be found again.
-    if !spec.server.is_empty()
-        && let Ok(dir) = std::path::absolute(spec.server.get("dir").map_or(".", String::as_str))
-    {
-        spec.server.insert("dir".into(), dir.display().to_string());
-    }
+    fix_paths(&mut spec.server, variable)?;
     Ok(spec)
+}
+
+/// What is named by a relative path, or by a variable of today's environment, is to be found again.
+fn fix_paths(server: &mut Params, variable: impl Fn(&str) -> Option<String>) -> Result<(), LabError> {
+    if server.is_empty() {
+        return Ok(());
+    }
+    let preset = server.get("preset").map(|name| Preset::find(name)).transpose()?;
+    let program = server.get("program").cloned().or_else(|| preset?.named(variable));
+    if let Some(program) = program {
+        // Who is not found is told when it is to be started.
+        let found = find(&program, Path::new(".")).ok();
+        let path = found.and_then(|path| std::path::absolute(path).ok());
+        server.insert("program".into(), path.map_or(program, |path| path.display().to_string()));
+    }
+    if let Ok(dir) = std::path::absolute(server.get("dir").map_or(".", String::as_str)) {
+        server.insert("dir".into(), dir.display().to_string());
+    }
+    Ok(())
 }
 
 fn choose(mut spec: Spec, means: &Means<'_>) -> Result<Spec, LabError> {
@@ -63,7 +79,6 @@ fn choose(mut spec: Spec, means: &Means<'_>) -> Result<Spec, LabError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wattle_core::registry::Params;
 
     fn chosen(spec: Spec, fits: bool, llama: bool) -> Result<(String, Params), String> {
         let fits = |_: &str| if fits { Ok(()) } else { Err("not byte-level".to_owned()) };
@@ -121,5 +136,21 @@ mod tests {
     fn a_client_that_was_chosen_is_left_alone() {
         let spec = Spec { client: "openai".into(), ..of_model("a.gguf") };
         assert_eq!(chosen(spec, false, true), Ok(("openai".into(), Params::new())));
+    }
+
+    #[test]
+    fn the_program_that_a_variable_names_is_written_down_for_a_resumed_run() {
+        let fixed = |mut server: Params, program: &str| {
+            fix_paths(&mut server, |_| Some(program.to_owned())).unwrap();
+            server.get("program").cloned()
+        };
+        let sh = find("sh", Path::new(".")).unwrap().display().to_string();
+        assert_eq!(fixed(params("preset", "llama-server"), "sh"), Some(sh.clone()));
+        assert_eq!(fixed(params("preset", "llama-server"), "/no/such"), Some("/no/such".into()));
+        assert_eq!(fixed(params("preset", "vllm"), "sh"), None, "it has no variable");
+        assert_eq!(fixed(params("command", "x"), "sh"), None);
+        let mut given = params("preset", "llama-server");
+        given.insert("program".into(), sh.clone());
+        assert_eq!(fixed(given, "true"), Some(sh), "who was chosen before stays");
     }
 }

@@ -7,13 +7,14 @@ mod output;
 mod plan;
 mod preset;
 mod process;
+mod words;
 
 pub(crate) use choice::settle;
 pub use plan::ABOUT;
 pub use preset::{PRESETS, Preset};
 
 use crate::client::{self, Client};
-use crate::http::{Endpoint, Http, Version};
+use crate::http::{Endpoint, Http, KEY_VARIABLE, Version, read_key};
 use crate::metering::Metering;
 use crate::{LabError, Stop};
 use hyper::Method;
@@ -26,6 +27,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 use wattle_core::Warning;
 use wattle_core::event::Event;
+use wattle_core::registry::Params;
 use wattle_meter::child::End;
 use wattle_meter::clock;
 use wattle_store::RunDir;
@@ -42,6 +44,8 @@ const WARNING_LINES: usize = 5;
 pub(crate) struct Managed {
     plan: Option<Plan>,
     running: Option<Running>,
+    /// What it said, if it was stopped before there was a run.
+    unsettled: Option<Output>,
     /// How it ended, if that was by itself.
     fate: Option<Fate>,
 }
@@ -50,6 +54,8 @@ struct Running {
     // Ends before its output goes.
     process: Process,
     output: Output,
+    /// Whether the run has a folder, and the output is in it.
+    moved_in: bool,
     /// What is to be told when there is a log.
     happened: Vec<Event>,
 }
@@ -70,7 +76,7 @@ pub(crate) enum Home<'a> {
 impl Managed {
     /// What `spec` asks for. Nothing is started yet.
     pub(crate) fn plan(spec: &wattle_core::Spec) -> Result<Self, LabError> {
-        Ok(Self { plan: Plan::of(spec)?, running: None, fate: None })
+        Ok(Self { plan: Plan::of(spec)?, running: None, unsettled: None, fate: None })
     }
 
     /// What a client is opened with that is to ask this server.
@@ -104,14 +110,14 @@ impl Managed {
             Home::Run(dir) => Output::kept(dir.server_log()),
         }
         .map_err(no_file)?;
-        let name = || plan.words.first().cloned().unwrap_or_default();
-        let process = Process::start(plan, &program, log)
-            .map_err(|error| LabError::Server(format!("cannot start the server {}: {error}", name())))?;
+        let process = Process::start(plan, &program, log, stop.clone()).map_err(|error| {
+            LabError::Server(format!("cannot start the server {}: {error}", program.display()))
+        })?;
         let started = json!({
             "pid": process.pid(), "command": plan.shown(), "port": plan.port, "start_ns": process.started(),
         });
         let happened = vec![Event::with("server_started", started)];
-        let running = self.running.insert(Running { process, output, happened });
+        let running = self.running.insert(Running { process, output, moved_in: false, happened });
         running.get_ready(plan, client, stop).await
     }
 
@@ -125,6 +131,7 @@ impl Managed {
         let Some(running) = &mut self.running else { return Ok(()) };
         metering.happened.append(&mut running.happened);
         let kept = running.output.keep(dir.server_log());
+        running.moved_in = kept.is_ok();
         kept.map_err(|error| LabError::System { what: "cannot move the output of the server", error })
     }
 
@@ -144,28 +151,22 @@ impl Managed {
     /// Stops it if it still runs, and says in the run's error that it ended, if that was before it should.
     pub(crate) async fn explain<T>(mut self, result: Result<T, LabError>) -> Result<T, LabError> {
         self.stop().await;
-        let Some(fate) = self.fate else { return result };
-        result.map_err(|error| match error {
-            LabError::GaveUp { failed, error, run } => {
-                let error =
-                    format!("{error} (the server that was started for this run ended {})", fate.in_a_line());
-                LabError::GaveUp { failed, error, run }
-            }
-            LabError::Client(text) => {
-                let said = quote(&fate.said);
-                LabError::Client(format!(
-                    "{text}; the server that was started for this run ended {}{said}",
-                    how(fate.end)
-                ))
-            }
-            other => other,
-        })
+        let result = match self.fate.take() {
+            Some(fate) => result.map_err(|error| with_fate(error, &fate)),
+            None => result,
+        };
+        match self.unsettled.take() {
+            Some(output) => result.map_err(|error| with_all_it_said(error, output)),
+            None => result,
+        }
     }
 
     async fn stop(&mut self) -> Option<Stopped> {
-        let Running { process, output, .. } = self.running.take()?;
+        let Running { process, output, moved_in, .. } = self.running.take()?;
         self.fate = process.end().map(|end| Fate { end, said: output.last_lines() });
-        Some(process.stop().await)
+        let stopped = process.stop().await;
+        self.unsettled = (!moved_in).then_some(output);
+        Some(stopped)
     }
 }
 
@@ -175,8 +176,12 @@ impl Running {
         let mut last = String::new();
         let healthy = async {
             let mut pause = FIRST_PAUSE;
-            while let Err(why) = health(plan, client).await {
-                last = why;
+            loop {
+                match health(plan, client).await {
+                    Ok(()) => return Ok(()),
+                    Err(Unwell::ForGood(why)) => return Err(why),
+                    Err(Unwell::NotYet(why)) => last = why,
+                }
                 sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
@@ -194,7 +199,7 @@ impl Running {
                 let how = how(end);
                 return Err(LabError::Server(format!("the server ended {how}{daemon} before it could be asked{}", said())));
             }
-            () = healthy => {}
+            ready = healthy => ready.map_err(|why| LabError::Server(format!("{why}{}", said())))?,
             () = sleep(plan.ready) => {
                 let seconds = plan.ready.as_secs_f64();
                 return Err(LabError::Server(format!(
@@ -220,26 +225,94 @@ impl Fate {
     }
 }
 
-/// Whether it can be asked, or why not.
-async fn health(plan: &Plan, client: &dyn Client) -> Result<(), String> {
-    if let Some(path) = &plan.health {
-        let asked = tokio::time::timeout(HEALTH_TIMEOUT, status(plan, path)).await;
-        match asked.unwrap_or_else(|_| Err(format!("nothing came within {} s", HEALTH_TIMEOUT.as_secs()))) {
-            Ok(200) => {}
-            Ok(status) => return Err(format!("{path} says HTTP {status}")),
-            Err(error) => return Err(format!("{path}: {error}")),
-        }
-    }
-    client.health().await.map_err(|e| e.to_string())
+/// Why it cannot be asked.
+enum Unwell {
+    NotYet(String),
+    /// Waiting does not help.
+    ForGood(String),
 }
 
-/// The status that a path of the server is answered with.
-async fn status(plan: &Plan, path: &str) -> Result<u16, String> {
-    let url = format!("http://{}:{}", plan.host, plan.port);
-    let endpoint = Endpoint::parse(&url, Version::Http1, "", &[]).map_err(|e| e.to_string())?;
-    let http = Http::new(endpoint, None, HEALTH_TIMEOUT);
-    let answer = http.call(Method::GET, path, Vec::new(), None).await;
-    answer.map(|answer| answer.status()).map_err(|trouble| trouble.error)
+/// Whether it can be asked, or why not. Of a server that the user started any answer will do; of this one it is known that it may still
+/// load, and only a 200 says that it does not.
+async fn health(plan: &Plan, client: &dyn Client) -> Result<(), Unwell> {
+    if let Some(path) = &plan.health {
+        match status(plan, &format!("http://{}:{}", host(plan), plan.port), "", path).await? {
+            200 => {}
+            status => return Err(Unwell::NotYet(format!("{path} says HTTP {status}"))),
+        }
+    }
+    if plan.lists.is_some() {
+        let status = status(plan, &plan.url, "/v1", "/models").await?;
+        // With a path of its own, it need not list its models.
+        if status != 200 && plan.health.is_none() {
+            return Err(Unwell::NotYet(format!(
+                "the list of models says HTTP {status}; if it has none, name a path that answers 200: --server health=PATH"
+            )));
+        }
+    }
+    client.health().await.map_err(|e| Unwell::NotYet(e.to_string()))
+}
+
+/// The status that a path below `url` is answered with.
+async fn status(plan: &Plan, url: &str, usual: &str, path: &str) -> Result<u16, Unwell> {
+    let for_good = |e: LabError| Unwell::ForGood(e.to_string());
+    let none = Params::new();
+    let params = plan.lists.as_ref().unwrap_or(&none);
+    let version = Version::parse(params).map_err(for_good)?;
+    let key = plan
+        .lists
+        .as_ref()
+        .map(|params| read_key(params, Some(KEY_VARIABLE)))
+        .transpose()
+        .map_err(for_good)?
+        .flatten();
+    let endpoint =
+        Endpoint::parse(url, version, usual, &["/chat/completions", "/completions"]).map_err(for_good)?;
+    let http = Http::new(endpoint, key, HEALTH_TIMEOUT);
+    let asking = http.call(Method::GET, path, Vec::new(), None);
+    match tokio::time::timeout(HEALTH_TIMEOUT, asking).await {
+        Err(_) => Err(Unwell::NotYet(format!("{path}: nothing came within {} s", HEALTH_TIMEOUT.as_secs()))),
+        Ok(Err(trouble)) => Err(Unwell::NotYet(format!("{path}: {}", trouble.error))),
+        Ok(Ok(answer)) => match answer.status() {
+            status @ (401 | 403) => Err(Unwell::ForGood(format!(
+                "the server refuses the key (HTTP {status} at {path}); set {KEY_VARIABLE} to the key that it was given"
+            ))),
+            status => Ok(status),
+        },
+    }
+}
+
+/// As a URL has it.
+fn host(plan: &Plan) -> String {
+    if plan.host.contains(':') { format!("[{}]", plan.host) } else { plan.host.clone() }
+}
+
+/// An error that may come from how the server ended.
+fn with_fate(error: LabError, fate: &Fate) -> LabError {
+    const WHO: &str = "the server that was started for this run ended";
+    match error {
+        LabError::GaveUp { failed, error, run } => {
+            LabError::GaveUp { failed, error: format!("{error} ({WHO} {})", fate.in_a_line()), run }
+        }
+        LabError::Client(text) => {
+            LabError::Client(format!("{text}; {WHO} {}{}", how(fate.end), quote(&fate.said)))
+        }
+        other => other,
+    }
+}
+
+/// An error with the path of all that the server said, which is kept if it is named.
+fn with_all_it_said(error: LabError, mut output: Output) -> LabError {
+    let mut add = |text: String| match output.keep_for_the_user() {
+        Some(path) => format!("{text}\nall that it said is in {}", path.display()),
+        None => text,
+    };
+    match error {
+        LabError::Server(text) => LabError::Server(add(text)),
+        LabError::Client(text) => LabError::Client(add(text)),
+        LabError::Usage(text) => LabError::Usage(add(text)),
+        other => other,
+    }
 }
 
 fn how(end: End) -> String {

@@ -1,14 +1,20 @@
 //! What a server writes. It starts before the run has a folder: until then its output has a file of its own beside where that folder
-//! will be, so that moving it in is a rename and the server goes on writing to it.
+//! will be, so that moving it in is a rename and the server goes on writing to it. If the start fails, that file is what tells why.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// An error quotes at most so much of it: a log may be of any size.
 const MOST_BYTES: u64 = 4096;
 const MOST_LINES: usize = 20;
+/// What a file is called that nobody keeps yet.
+const PREFIX: &str = ".server-";
+const SUFFIX: &str = ".log";
+/// Who makes such a file locks it sooner.
+const LOCKED_AFTER: Duration = Duration::from_secs(60);
 
 /// The file that a server writes to.
 #[derive(Debug)]
@@ -27,8 +33,11 @@ impl Output {
     pub(super) fn temporary(folder: &Path) -> io::Result<(Self, File)> {
         let made = (!folder.exists()).then(|| folder.to_owned());
         std::fs::create_dir_all(folder)?;
-        let path = folder.join(format!(".server-{}.log", crate::folder::unique_id()));
+        remove_stale(folder);
+        let path = folder.join(format!("{PREFIX}{}{SUFFIX}", crate::folder::unique_id()));
         let file = options().create_new(true).open(&path)?;
+        // Held by whoever writes to it, the server too. Where there are no locks, nothing stale is found either.
+        let _ = file.try_lock();
         Ok((Self { path, from: 0, temporary: true, made }, file))
     }
 
@@ -46,6 +55,17 @@ impl Output {
             (self.path, self.temporary, self.made) = (path, false, None);
         }
         Ok(())
+    }
+
+    /// Keeps what a server said that never got to a run, and says where; `None` if it said nothing.
+    pub(super) fn keep_for_the_user(&mut self) -> Option<PathBuf> {
+        let said = self.path.metadata().is_ok_and(|m| m.len() > self.from);
+        if self.temporary && said {
+            // No longer hidden.
+            let name = self.path.file_name()?.to_str()?.trim_start_matches('.');
+            self.keep(self.path.with_file_name(name)).ok()?;
+        }
+        said.then(|| self.path.clone())
     }
 
     /// The last lines of it.
@@ -81,6 +101,21 @@ impl Drop for Output {
     }
 }
 
+/// Removes what servers wrote whose wattle was killed before it had a run: nobody holds its lock.
+fn remove_stale(folder: &Path) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let ours = name.to_str().is_some_and(|n| n.starts_with(PREFIX) && n.ends_with(SUFFIX));
+        let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
+        if ours
+            && age().is_some_and(|age| age > LOCKED_AFTER)
+            && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok())
+        {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
 fn options() -> std::fs::OpenOptions {
     let mut options = File::options();
     options.append(true).mode(0o600);
@@ -101,6 +136,34 @@ mod tests {
         assert_eq!(output.path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         drop(output);
         assert!(!folder.exists());
+    }
+
+    #[test]
+    fn what_was_said_before_a_failure_is_kept_and_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut output, mut file) = Output::temporary(dir.path()).unwrap();
+        assert_eq!(output.keep_for_the_user(), None, "nothing was said");
+        writeln!(file, "CUDA out of memory").unwrap();
+        let kept = output.keep_for_the_user().unwrap();
+        drop(output);
+        assert_eq!(std::fs::read_to_string(&kept).unwrap(), "CUDA out of memory\n");
+        assert_eq!(kept.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(kept.file_name().unwrap().to_str().unwrap().starts_with("server-"), "{kept:?}");
+    }
+
+    #[test]
+    fn what_a_killed_wattle_left_is_removed_and_what_another_holds_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let old = std::time::SystemTime::UNIX_EPOCH;
+        let stale = dir.path().join(".server-dead.log");
+        File::create(&stale).unwrap().set_modified(old).unwrap();
+        let (held, file) = Output::temporary(dir.path()).unwrap();
+        assert!(!stale.exists());
+        file.set_modified(old).unwrap();
+        let fresh = dir.path().join(".server-fresh.log");
+        File::create(&fresh).unwrap();
+        let _another = Output::temporary(dir.path()).unwrap();
+        assert!(held.path.exists() && fresh.exists());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What is to be started and where it will be found: text read and checked, nothing started yet.
 
 use super::preset::{Preset, Served};
+use super::words::{Word, secret_in};
 use crate::LabError;
 use crate::exec::find;
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
@@ -16,14 +17,15 @@ pub const ABOUT: About = About {
     options: &[
         Opt {
             key: "command",
-            about: "what to start; {port}, {host} and {model} are filled in, no shell is asked",
+            about: "what to start; {port}, {host}, {model} and {env:NAME} are filled in, no shell is asked",
         },
         Opt { key: "preset", about: "or one that is known: vllm, sglang, llama-server, ollama" },
-        Opt { key: "args", about: "further arguments" },
+        Opt { key: "program", about: "the preset's program, by its name or its path (the preset's own)" },
+        Opt { key: "args", about: "further arguments; secrets as {env:NAME}" },
         Opt { key: "port", about: "where it listens; 0 takes a free one (0)" },
         Opt {
             key: "health",
-            about: "path that answers 200 once it can be asked (the preset's own, else none)",
+            about: "path that answers 200 once it can be asked (the preset's own, else the list of models)",
         },
         Opt { key: "ready_s", about: "how long it may take until then (600)" },
         Opt { key: "stop_s", about: "how long it may take to stop by itself before it is killed (10)" },
@@ -42,7 +44,7 @@ const KNOCK: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Plan {
     /// What it is called as, then its arguments.
-    pub(super) words: Vec<String>,
+    pub(super) words: Vec<Word>,
     pub(super) environment: Vec<(String, String)>,
     pub(super) dir: PathBuf,
     pub(super) host: String,
@@ -52,6 +54,8 @@ pub(super) struct Plan {
     /// What the client calls the model; `None` leaves that to the server's own listing.
     pub(super) model: Option<String>,
     pub(super) health: Option<String>,
+    /// Options of the client if it is one that asks for a list of models.
+    pub(super) lists: Option<Params>,
     pub(super) ready: Duration,
     pub(super) stop: Duration,
 }
@@ -66,14 +70,23 @@ impl Plan {
         ABOUT.check("server", options)?;
         let preset = options.get("preset").map(|name| Preset::find(name)).transpose()?;
         let mut words = match (options.get("command"), preset) {
+            (Some(_), None) if options.contains_key("program") => {
+                return Err(usage("program is for a preset; the first word of a command is its program"));
+            }
             (Some(command), None) => split("command", command)?,
             (None, Some(preset)) => {
                 let arguments = preset.arguments.iter().map(|a| (*a).to_owned());
-                [preset.program(|name| std::env::var(name).ok())].into_iter().chain(arguments).collect()
+                let program = options.get("program").map_or(preset.program, String::as_str);
+                [program.to_owned()].into_iter().chain(arguments).collect()
             }
             _ => return Err(usage("give either command or preset")),
         };
         words.extend(options.get("args").map(|args| split("args", args)).transpose()?.unwrap_or_default());
+        if let Some(what) = secret_in(&words) {
+            return Err(usage(&format!(
+                "{what} is given in clear text, and the command is written to the run's files; put the secret into a variable of the environment and write {{env:NAME}} instead"
+            )));
+        }
         let environment: Vec<(String, String)> = preset
             .map_or(&[][..], |p| p.environment)
             .iter()
@@ -90,29 +103,36 @@ impl Plan {
             Some(Served::FileStem) => stem(model),
             _ => model.to_owned(),
         });
+        let value = |key: &str| match key {
+            "port" => Some(port.to_string()),
+            "host" => Some(host.clone()),
+            "name" => Some(name.clone().unwrap_or_default()),
+            "model" => Some(given.unwrap_or_default().to_owned()),
+            _ => None,
+        };
         let fill = |text: &String| {
-            // Last what may hold anything.
-            let text = text.replace("{port}", &port.to_string()).replace("{host}", &host);
-            let text = text.replace("{name}", name.as_deref().unwrap_or_default());
-            text.replace("{model}", given.unwrap_or_default())
+            Word::fill(text, value, |name| std::env::var(name).ok()).map_err(|why| usage(&why))
         };
         let health = options.get("health").cloned().or(preset.map(|p| p.health.to_owned()));
         if health.as_ref().is_some_and(|path| !path.starts_with('/')) {
             return Err(usage("health is a path, and must begin with a slash"));
         }
         let dir = folder(options)?;
-        let filled: Vec<String> = words.iter().map(fill).collect();
+        let filled = words.iter().map(fill).collect::<Result<Vec<Word>, LabError>>()?;
         if filled.is_empty() {
             return Err(usage("the command is empty"));
         }
-        let base = if spec.client == "openai" { "/v1" } else { "" };
+        let told = |(name, value): &(String, String)| Ok((name.clone(), fill(value)?.told));
+        let openai = spec.client == "openai";
+        let base = if openai { "/v1" } else { "" };
         Ok(Some(Plan {
-            environment: environment.iter().map(|(name, value)| (name.clone(), fill(value))).collect(),
+            environment: environment.iter().map(told).collect::<Result<_, LabError>>()?,
             dir,
             url: spec.url.clone().unwrap_or_else(|| format!("http://{host}:{port}{base}")),
             // A command that is told a path or a name may call its model anything.
             model: name.filter(|_| preset.is_some() || !uses("{model}")),
             health,
+            lists: openai.then(|| spec.client_param.clone()),
             ready: seconds(options, "ready_s", READY_S)?,
             stop: seconds(options, "stop_s", STOP_S)?,
             words: filled,
@@ -123,7 +143,7 @@ impl Plan {
 
     /// The file that is started.
     pub(super) fn program(&self) -> Result<PathBuf, LabError> {
-        let found = find(self.words.first().map_or("", String::as_str), &self.dir);
+        let found = find(self.words.first().map_or("", |word| word.told.as_str()), &self.dir);
         found.map_err(|e| LabError::Server(format!("cannot start the server: {e}")))
     }
 
@@ -139,32 +159,11 @@ impl Plan {
         }
     }
 
-    /// The command for the log: what looks like a secret is left out.
+    /// The command for the log, without its secrets.
     pub(super) fn shown(&self) -> String {
-        let mut hide = false;
-        let words: Vec<&str> = self
-            .words
-            .iter()
-            .map(|word| {
-                let hidden = std::mem::take(&mut hide);
-                let (flag, value) = word.split_once('=').map_or((word.as_str(), None), |(f, v)| (f, Some(v)));
-                match is_secret(flag) {
-                    _ if hidden => "***",
-                    true if value.is_some() => "***",
-                    secret => {
-                        hide = secret && flag.starts_with('-');
-                        word
-                    }
-                }
-            })
-            .collect();
-        shlex::try_join(words.iter().copied()).unwrap_or_else(|_| words.join(" "))
+        let words = || self.words.iter().map(|word| word.shown.as_str());
+        shlex::try_join(words()).unwrap_or_else(|_| words().collect::<Vec<_>>().join(" "))
     }
-}
-
-fn is_secret(flag: &str) -> bool {
-    let flag = flag.to_lowercase();
-    ["key", "token", "secret", "password"].iter().any(|end| flag.ends_with(end))
 }
 
 fn usage(why: &str) -> LabError {
@@ -212,7 +211,13 @@ fn address(spec: &Spec, told: bool) -> Result<(String, u16), LabError> {
             let uri: hyper::Uri = url.parse().map_err(|_| bad())?;
             let host = uri.host().ok_or_else(bad)?.trim_matches(['[', ']']).to_owned();
             let usual = if uri.scheme_str() == Some("https") { 443 } else { 80 };
-            Ok((host, port.or(uri.port_u16()).unwrap_or(usual)))
+            let at = uri.port_u16().unwrap_or(usual);
+            match port.filter(|port| *port != at) {
+                Some(port) => Err(usage(&format!(
+                    "port {port} and --url {url} are two addresses; leave out one, or let them agree"
+                ))),
+                None => Ok((host, at)),
+            }
         }
         None if !told && port.is_none() => Err(usage(
             "the command does not say {port}, so nobody knows where it listens; write {port} where it takes one, or give port or --url",
@@ -244,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn filledare_split_before_they_are_filled_in_and_no_shell_is_asked() {
+    fn words_are_split_before_they_are_filled_in_and_no_shell_is_asked() {
         let spec = Spec {
             model: Some("a b/{port}.gguf".into()),
             ..spec(&[
@@ -255,14 +260,16 @@ mod tests {
         let plan = plan(&spec);
         let port = plan.port.to_string();
         let at = format!("127.0.0.1:{port}");
+        let told: Vec<&str> = plan.words.iter().map(|word| word.told.as_str()).collect();
         assert_eq!(
-            plan.words,
+            told,
             ["sh", "-c", "serve \"$0\"", "a b/{port}.gguf", "--at", &at, "{json:1}", "-x", "y z"]
         );
         assert_eq!(plan.url, format!("http://127.0.0.1:{port}/v1"));
         assert_eq!(plan.model, None, "the server may call it otherwise");
         assert!(plan.program().unwrap().is_absolute());
-        let none = super::Plan { words: vec!["no-such-program".into()], ..plan };
+        let word = Word { told: "no-such-program".into(), shown: String::new() };
+        let none = super::Plan { words: vec![word], ..plan };
         assert!(none.program().unwrap_err().to_string().contains("no such program"));
     }
 
@@ -287,6 +294,10 @@ mod tests {
             (&[("command", "sh {port}"), ("health", "health")], "begin with a slash"),
             (&[("command", " "), ("port", "1")], "empty"),
             (&[("command", "sh")], "{port}"),
+            (&[("command", "sh {port}"), ("program", "x")], "for a preset"),
+            (&[("command", "sh {port} {env:WATTLE_NO_SUCH}")], "no variable WATTLE_NO_SUCH"),
+            (&[("command", "sh {port}"), ("args", "--api-key sk-1")], "--api-key is given in clear text"),
+            (&[("command", "sh {port} --hf-token=hf_1")], "{env:NAME}"),
         ] {
             let error = refused(&spec(options));
             assert!(error.contains(text), "{options:?}: {error}");
@@ -312,9 +323,29 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_not_shown() {
-        let shown = |command: &str| plan(&spec(&[("command", command), ("port", "1")])).shown();
-        assert_eq!(shown("sh --api-key sk-1 --max-tokens 5"), "sh --api-key '***' --max-tokens 5");
-        assert_eq!(shown("sh --hf-token=hf_1 API_KEY=x y"), "sh '***' '***' y");
+    fn two_addresses_are_refused() {
+        let url = Some("http://localhost:8124/v1".to_owned());
+        let at = |port: &str| Spec { url: url.clone(), ..spec(&[("command", "sh"), ("port", port)]) };
+        assert!(refused(&at("8123")).contains("two addresses"));
+        assert_eq!((plan(&at("8124")).port, plan(&at("0")).port), (8124, 8124));
+    }
+
+    #[test]
+    fn secrets_are_told_and_not_shown() {
+        // Any variable that there always is.
+        let path = std::env::var("PATH").unwrap();
+        let plan = plan(&spec(&[("command", "sh --api-key {env:PATH} 'a b'"), ("port", "1")]));
+        assert_eq!(plan.words[2].told, path);
+        assert_eq!(plan.shown(), "sh --api-key '{env:PATH}' 'a b'");
+        assert!(!format!("{plan:?}").contains(&path));
+    }
+
+    #[test]
+    fn a_preset_may_be_told_its_program() {
+        let spec = Spec {
+            model: Some("m".into()),
+            ..spec(&[("preset", "vllm"), ("program", "/opt/venv/bin/vllm")])
+        };
+        assert!(plan(&spec).shown().starts_with("/opt/venv/bin/vllm serve m --host"));
     }
 }

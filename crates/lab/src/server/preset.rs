@@ -67,7 +67,7 @@ pub struct Preset {
     pub name: &'static str,
     /// One line.
     pub about: &'static str,
-    program: &'static str,
+    pub(super) program: &'static str,
     /// The environment variable that may name another program.
     variable: Option<&'static str>,
     /// Its arguments, with placeholders.
@@ -96,10 +96,9 @@ impl Preset {
         registry::find("preset", PRESETS, |p| About { name: p.name, about: p.about, options: &[] }, name)
     }
 
-    /// What is started, before placeholders are filled in. `variable` reads the environment.
-    pub(super) fn program(&self, variable: impl Fn(&str) -> Option<String>) -> String {
-        let named = self.variable.and_then(variable).filter(|path| !path.is_empty());
-        named.unwrap_or_else(|| self.program.to_owned())
+    /// The program that the environment, read by `variable`, names instead.
+    pub(super) fn named(&self, variable: impl Fn(&str) -> Option<String>) -> Option<String> {
+        self.variable.and_then(variable).filter(|path| !path.is_empty())
     }
 }
 
@@ -120,11 +119,11 @@ mod tests {
     #[test]
     fn a_variable_may_name_the_program() {
         let llama = Preset::find("llama-server").unwrap();
-        assert_eq!(llama.program(|_| None), "llama-server");
-        assert_eq!(llama.program(|_| Some(String::new())), "llama-server");
+        assert_eq!(llama.named(|_| None), None);
+        assert_eq!(llama.named(|_| Some(String::new())), None);
         let named = |name: &str| (name == "LLAMA_SERVER").then(|| "/opt/llama-server".to_owned());
-        assert_eq!(llama.program(named), "/opt/llama-server");
-        assert_eq!(Preset::find("vllm").unwrap().program(named), "vllm");
+        assert_eq!(llama.named(named).as_deref(), Some("/opt/llama-server"));
+        assert_eq!(Preset::find("vllm").unwrap().named(named), None);
     }
 
     #[test]

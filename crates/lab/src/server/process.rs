@@ -1,6 +1,7 @@
 //! A server while it runs, and its end with everything it started, whatever becomes of us.
 
 use super::plan::Plan;
+use crate::Stop;
 use std::fs::File;
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -31,6 +32,8 @@ pub(super) struct Process {
     kin: Kin,
     guard: Option<Guard>,
     patience: Duration,
+    /// Who is in a hurry has no patience.
+    stop: Stop,
     /// When it was asked to end, when it did, and when it was first killed.
     asked: Option<Stamp>,
     ended: Option<Stamp>,
@@ -48,13 +51,13 @@ pub(super) struct Stopped {
 }
 
 impl Process {
-    /// Starts it, with its output to `log`.
-    pub(super) fn start(plan: &Plan, program: &Path, log: File) -> io::Result<Self> {
+    /// Starts it, with its output to `log`. Once `stop` is in a hurry it is not asked to end, but killed.
+    pub(super) fn start(plan: &Plan, program: &Path, log: File, stop: Stop) -> io::Result<Self> {
         adopt_orphans();
         let mut kin = Kin::before();
         let mut command = Command::new(program);
         if let Some((name, arguments)) = plan.words.split_first() {
-            command.arg0(name).args(arguments);
+            command.arg0(&name.told).args(arguments.iter().map(|word| &word.told));
         }
         command.current_dir(&plan.dir).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let ours = |name: &str| name.starts_with(SETTINGS) || KEYS.contains(&name);
@@ -63,12 +66,13 @@ impl Process {
         }
         command.envs(plan.environment.iter().map(|(name, value)| (name, value)));
         let child = Child::spawn_bound(&mut command)?;
+        kin.begin(child.pid());
         let guard = Guard::over(&child).ok();
         if let Some(guard) = &guard {
             kin.spare(guard.0.id());
         }
         let patience = plan.stop;
-        Ok(Self { child, kin, guard, patience, asked: None, ended: None, killed: None, over: false })
+        Ok(Self { child, kin, guard, patience, stop, asked: None, ended: None, killed: None, over: false })
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -108,7 +112,7 @@ impl Process {
         let since = |at: Option<Stamp>| at.map_or(0.0, |at| now.since(at).get());
         // Before it is asked: once a parent is gone, who knows whose the children were.
         self.kin.look();
-        self.kin.reap(self.pid());
+        self.kin.reap();
         if self.asked.is_none() {
             self.child.signal_group(TERMINATE);
             self.asked = Some(now);
@@ -118,7 +122,9 @@ impl Process {
             self.ended.get_or_insert(now);
         }
         let patience = self.patience.as_secs_f64();
-        let tired = since(self.asked) >= patience || since(self.ended) >= FOLLOW_S.min(patience);
+        let tired = self.stop.hurries()
+            || since(self.asked) >= patience
+            || since(self.ended) >= FOLLOW_S.min(patience);
         if ended && !self.kin.lives() {
             self.over = true;
         } else if tired || self.killed.is_some() {
@@ -139,6 +145,8 @@ impl Drop for Process {
         }
         self.guard = None;
         if self.end().is_some() {
+            // Where nobody can look who is left, somebody may be. Once it is reaped, its number is no longer its group's.
+            self.child.signal_group(KILL);
             let _ = self.child.reap();
         }
     }
@@ -181,7 +189,8 @@ mod tests {
         let server: Params = options.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
         let plan = Plan::of(&Spec { server, ..Spec::default() }).unwrap().unwrap();
         let log = tempfile::NamedTempFile::new().unwrap();
-        let process = Process::start(&plan, &plan.program().unwrap(), log.reopen().unwrap()).unwrap();
+        let process = Process::start(&plan, &plan.program().unwrap(), log.reopen().unwrap(), Stop::default());
+        let process = process.unwrap();
         let path = format!("/proc/{}", process.pid());
         while std::fs::read(log.path()).unwrap().is_empty() {
             std::thread::sleep(LOOK);

@@ -20,7 +20,12 @@ pub(crate) fn list(args: &ListArgs) -> Result<ExitCode> {
         Listed::Servers => {
             let presets =
                 server::PRESETS.iter().map(|p| About { name: p.name, about: p.about, options: &[] });
-            drivers(presets.chain([server::ABOUT]))
+            let options = About {
+                name: "(options)",
+                about: "given as --server KEY=VALUE, with a preset or with a command",
+                ..server::ABOUT
+            };
+            drivers(presets.chain([options]))
         }
         Listed::Sources => drivers(source::DRIVERS.iter().map(|d| d.about)),
         Listed::Models => {

@@ -6,9 +6,9 @@ use crate::config;
 use crate::render;
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fmt::Write;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -52,8 +52,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     }
     if let Some(cause) = ended.stopped {
         match ended.summary.config.duration_s {
-            None => eprintln!("wattle: stopped; go on with: wattle run --resume {}", ended.run.display()),
-            Some(_) => eprintln!("wattle: stopped; a run by time has no rest to go on with"),
+            None => {
+                tell(&format!("wattle: stopped; go on with: wattle run --resume {}", ended.run.display()))
+            }
+            Some(_) => tell("wattle: stopped; a run by time has no rest to go on with"),
         }
         return Ok(ExitCode::from(exit_code(cause)));
     }
@@ -103,18 +105,24 @@ pub(crate) const fn exit_code(cause: StopCause) -> u8 {
 /// How long a run that is stopped at once may take to write what has finished.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The first signal ends the run in good order, the second at once. Nothing finished is lost either way.
+/// The first signal ends the run in good order, the second at once. Nothing finished is lost either way, and a server that was started
+/// for the run is gone: a third signal changes nothing, because the end is near.
 pub(crate) fn end_on_signals(stop: Stop) -> Result<()> {
-    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
+    let mut heard = vec![SIGINT, SIGTERM];
+    // Under nohup the terminal may go.
+    if !wattle_meter::child::ignores(SIGHUP) {
+        heard.push(SIGHUP);
+    }
+    let mut signals = signal_hook::iterator::Signals::new(heard)?;
     std::thread::Builder::new().name("wattle-signals".into()).spawn(move || {
         for signal in signals.forever() {
             let cause = if signal == SIGINT { StopCause::Interrupt } else { StopCause::Terminate };
             if stop.hurries() {
-                std::process::exit(exit_code(cause).into());
+                continue;
             }
             if stop.cause().is_none() {
-                eprintln!("\nwattle: stopping; once more to stop at once");
                 stop.press(cause);
+                tell("\nwattle: stopping; once more to stop at once");
                 continue;
             }
             stop.hurry();
@@ -126,6 +134,11 @@ pub(crate) fn end_on_signals(stop: Stop) -> Result<()> {
         }
     })?;
     Ok(())
+}
+
+/// Says it to whoever is still there: a terminal that hung up is no reason to panic.
+fn tell(text: &str) {
+    let _ = io::Write::write_all(&mut io::stderr(), format!("{text}\n").as_bytes());
 }
 
 /// The progress bar, on a terminal; on anything else, nothing.

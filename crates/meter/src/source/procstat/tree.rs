@@ -177,6 +177,8 @@ impl Tree {
 pub(crate) struct Process {
     pub(crate) pid: u32,
     pub(crate) parent: u32,
+    /// Its process group; 0 where that is outside of our namespace.
+    pub(crate) group: u32,
     /// It has ended and waits to be waited for.
     pub(crate) ended: bool,
     own_ticks: u64,
@@ -207,14 +209,15 @@ impl Process {
         // Numbered as in proc(5): the state is the third.
         let ended = matches!(words.next()?, "Z" | "X" | "x");
         let parent = words.next()?.parse().ok()?;
-        let mut field = words.skip(9).map(|w| w.parse::<u64>().ok());
+        let group = words.next()?.parse().ok()?;
+        let mut field = words.skip(8).map(|w| w.parse::<u64>().ok());
         let mut next = || field.next().flatten();
         let own_ticks = next()? + next()?; // 14, 15
         let waited_ticks = next()? + next()?; // 16, 17
         let mut later = field.skip(4);
         let start = later.next().flatten()?; // 22
         let pages = later.nth(1).flatten()?; // 24
-        Some(Self { pid, parent, ended, own_ticks, waited_ticks, start, pages })
+        Some(Self { pid, parent, group, ended, own_ticks, waited_ticks, start, pages })
     }
 }
 
@@ -280,6 +283,7 @@ mod tests {
             let expected = Process {
                 pid: 42,
                 parent: 7,
+                group: 42,
                 ended: false,
                 own_ticks: 33,
                 waited_ticks: 77,
