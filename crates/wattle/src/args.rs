@@ -58,7 +58,7 @@ pub(crate) struct RunArgs {
     pub(crate) spec: SpecArgs,
     /// One run for each of several values of a setting (concurrency=1,2,4), or more and more of rate or concurrency until the
     /// server takes no more [alone: concurrency]
-    #[arg(long, value_name = "KEY[=V,V…]", num_args = 0..=1, default_missing_value = "concurrency", help_heading = "Load", conflicts_with = "resume")]
+    #[arg(long, value_name = "KEY[=V,V…]", num_args = 0..=1, default_missing_value = "concurrency", help_heading = "Result", conflicts_with = "resume")]
     pub(crate) sweep: Option<String>,
     /// Folder in which the run's folder is made
     #[arg(long, env = "WATTLE_OUT", value_name = "DIR", default_value = "runs", help_heading = "Result")]

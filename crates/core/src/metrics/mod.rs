@@ -156,7 +156,9 @@ impl Accumulator {
         let span =
             self.spans.entry(record.session).or_insert_with(|| Span::new(exchange.sent, exchange.sent));
         // The times between ends, and what an earlier start adds, make the span.
-        let start = span.start().min(exchange.sent);
+        // Of one that was sent again, the first try is the start; it is due then, or later than that.
+        let sent = if exchange.attempts > 1 { exchange.due } else { exchange.sent };
+        let start = span.start().min(sent);
         let since_last = exchange.done.since(span.end()) + span.start().since(start);
         *span = Span::new(start, span.end().max(exchange.done));
         let due = self.due.entry(record.session).or_insert((exchange.due, exchange.due, 0));
