@@ -65,7 +65,7 @@ def tools(binaries, peers, folder):
         load = ["--num-prompts", n, "--max-concurrency", concurrency, "--request-id-prefix", "q", "--disable-tqdm"]
         save = ["--save-result", "--save-detailed", "--result-dir", out, "--result-filename", "x.json"]
         python = f"{peers}/vllm/bin/python"
-        return [python, os.path.abspath(__file__), "--vllm", f"{peers}/vllm/wheel", "--", *where, *data, *load, *save]
+        return [python, os.path.abspath(__file__), "--vllm", f"{peers}/vllm/wheel", *where, *data, *load, *save]
 
     def guidellm(url, n, concurrency, tokens, out):
         where = ["--backend", f"kind=openai_http,target={url}", "--profile", f"kind=concurrent,streams={concurrency}"]
@@ -97,7 +97,8 @@ def tools(binaries, peers, folder):
             return {f"q{i}": ttft for i, ttft in enumerate(json.load(file)["ttfts"])}
 
     said = subprocess.run([wattle, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
-    fast, slow = ((5000, 30000), (1000, 5000), (64, 320)), ((300, 1500), (64, 320), (64, 192))
+    # Start-up of the slow ones takes 10 to 20 s of CPU and varies by one: their large runs are to cost many times that much.
+    fast, slow = ((5000, 30000), (1000, 5000), (64, 320)), ((500, 4000), (64, 512), (64, 256))
     found = {
         "wattle-bare": Tool("wattle, `--energy none`", said, fast, *ours("--energy", "none")),
         "wattle": Tool("wattle, metered (the default)", said, fast, *ours()),
@@ -146,6 +147,7 @@ def vllm_bench(wheel, rest):
             vars(module).update(given.get(module.__name__, {}))
 
     sys.meta_path.insert(0, Engine())
+    sys.argv = ["vllm", *rest]
     from vllm.benchmarks.serve import add_cli_args, main_async
 
     parser = argparse.ArgumentParser()
@@ -189,8 +191,8 @@ class Bench:
             url = "http://" + server.stdout.readline().strip()
             command = [str(part) for part in tool.command(url, n, concurrency, tokens, out)]
             with open(f"{out}/said", "w") as said:
-                caged = [sys.executable, os.path.abspath(__file__), "--cage", f"{out}/used.json", "--", *command]
-                environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+                caged = [sys.executable, os.path.abspath(__file__), "--cage", f"{out}/used.json", *command]
+                environment = {**os.environ, "COLUMNS": "200"}
                 subprocess.run(caged, stdout=said, stderr=said, env=environment, cwd=out, stdin=subprocess.DEVNULL)
         finally:
             server.terminate()
@@ -200,7 +202,7 @@ class Bench:
         served = list(self.served(f"{out}/served.jsonl")) if log else []
         if used["status"] != 0 or log and len([s for s in served if s["outcome"] == "finished"]) < n:
             with open(f"{out}/said") as file:
-                raise SystemExit(f"{tool.title}: status {used['status']}, {len(served)} of {n} requests\n{file.read()[-3000:]}")
+                raise RuntimeError(f"{tool.title}: status {used['status']}, {len(served)} of {n} requests\n{file.read()[-3000:]}")
         if read:
             used["read"] = read(out)
         subprocess.run(["rm", "-r", out], check=True)
@@ -265,7 +267,7 @@ def prompts(folder):
     """For tools that read their prompts from a file: 32 words each; and a tokenizer that counts words."""
     chance = random.Random(1)
     with open(f"{folder}/prompts.jsonl", "w") as file:
-        for _ in range(4000):
+        for _ in range(6000):
             text = " ".join(chance.choices(WORDS, k=32))
             file.write(json.dumps({"prompt": text, "text": text}) + "\n")
     os.mkdir(f"{folder}/tokenizer")
@@ -282,8 +284,9 @@ def prompts(folder):
 
 
 def compare(bench, found):
-    costs, waits, errors = [], [], []
-    for tool in found.values():
+    costs, waits, errors, failed = [], [], [], []
+
+    def measure(tool):
         few, rate, connections, of = bench.slope(tool, AT_ONCE, 16, tool.sizes[0])
         many, *_ = bench.slope(tool, AT_ONCE, 512, tool.sizes[1])
         single, *_ = bench.slope(tool, ONE_BY_ONE, 512, tool.sizes[2])
@@ -299,10 +302,18 @@ def compare(bench, found):
         large, small = used[dict(TTFT)[32]], used[SHORT]
         share = (large[0] - small[0]) / (large[1] - small[1])
         waits.append([tool.title, tool.version, f"{connections / of * 1000:,.1f}", f"{connections} for {of:,}", f"{share * 100:.1f} %"])
+
+    for tool in found.values():
+        try:
+            measure(tool)
+        except (RuntimeError, OSError, LookupError, ValueError) as error:  # the others still have their rows
+            failed.append(f"{tool.title} {tool.version} is not in all tables: {str(error).splitlines()[0]}")
+            note(str(error))
     heads = ["tool", "version", "CPU per request", "per further token", "per token of 512", "per token, one write each", "requests/s"]
     table(heads, costs)
     table(["tool", "version", "concurrency", "joined", "true mean TTFT", "error: mean", "median", "p99"], errors)
     table(["tool", "version", "connections per 1,000 requests", "counted", "CPU while waiting, part of a core"], waits)
+    print("\n".join(failed))
 
 
 def million(bench, found):
@@ -318,7 +329,7 @@ def million(bench, found):
         return requests, data["requests"] / data["wall_s"], data["cpu_s"], os.path.getsize(f"{out}/x/log.jsonl")
 
     for name in ("wattle-bare", "wattle"):
-        tool, base = found[name], None
+        tool = found[name]
         for n in (10_000, 10_000, 1_000_000, 10_000):
             used, _ = bench.run(tool, AT_ONCE, 16, n, 64, log=False, read=load)
             logged, rate, _, size = used["read"]
@@ -330,19 +341,16 @@ def million(bench, found):
 
 
 def main():
+    if sys.argv[1:2] == ["--vllm"]:
+        return vllm_bench(sys.argv[2], sys.argv[3:])
+    if sys.argv[1:2] == ["--cage"]:
+        return cage(sys.argv[2], sys.argv[3:])
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--vllm", help=argparse.SUPPRESS)
-    parser.add_argument("--cage", help=argparse.SUPPRESS)
     parser.add_argument("--binaries", help="folder of wattle and wattle-sim-server")
     parser.add_argument("--peers", help="folder that benches/load installed the others into")
     parser.add_argument("--only", help="these tools, with commas between: wattle-bare, wattle, vllm, guidellm, aiperf")
     parser.add_argument("what", nargs="*", help="million: wattle alone, with a million requests")
     arguments = parser.parse_args()
-    if arguments.vllm:
-        return vllm_bench(arguments.vllm, arguments.what)
-    if arguments.cage:
-        return cage(arguments.cage, arguments.what)
-
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a thousand connections
     with tempfile.TemporaryDirectory() as folder:
