@@ -232,7 +232,8 @@ class Bench:
         used, served = self.run(tool, SLOW, 16, n, concurrency, read=tool.ttfts)
         truths = {s["id"]: (s["first"] - s["received"]) * 1e-9 for s in served}
         errors = sorted(ttft - truths[id] for id, ttft in used["read"].items() if id in truths)
-        note(f"{tool.title}, concurrency {concurrency}: mean {mean(errors) * 1e3:.3f} ms, {len(errors)} of {n}")
+        in_flight = sum(s["last"] - s["received"] for s in served) * 1e-9 / span(served)
+        note(f"{tool.title}, concurrency {concurrency}: mean {mean(errors) * 1e3:.3f} ms, {in_flight:.0f} in flight on average")
         return errors, mean(truths.values()), used, span(served)
 
 
