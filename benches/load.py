@@ -97,7 +97,7 @@ def tools(binaries, peers, folder):
             return {f"q{i}": ttft for i, ttft in enumerate(json.load(file)["ttfts"])}
 
     said = subprocess.run([wattle, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
-    # Start-up of the slow ones takes 10 to 20 s of CPU and varies by one: their large runs are to cost many times that much.
+    # Start-up of the slow ones takes 10 to 20 s of CPU, and varies: their large runs are to cost more than that.
     fast, slow = ((5000, 30000), (1000, 5000), (64, 320)), ((500, 4000), (64, 512), (64, 256))
     found = {
         "wattle-bare": Tool("wattle, `--energy none`", said, fast, *ours("--energy", "none")),
@@ -337,7 +337,7 @@ def million(bench, found):
             note(f"{tool.title}: {n} in {used['wall']:.1f} s, {rate:.0f}/s")
             cells = [f"{logged:,}", f"{used['rss'] / 1e6:.0f} MB", f"{rate:,.0f}", f"{used['wall']:.1f} s", seconds(used["cpu"] / n)]
             rows.append([tool.title, tool.version, f"{n:,}", *cells, f"{size / 1e6:,.0f} MB"])
-    heads = ["tool", "version", "requests", "rows in the log", "peak memory", "requests/s in the load", "whole time", "CPU per request, all included"]
+    heads = ["tool", "version", "requests", "rows in the log", "peak memory", "requests/s in the load", "whole time", "CPU per request, all of it"]
     table([*heads, "size of the log"], rows)
 
 
@@ -358,7 +358,7 @@ def main():
         prompts(folder)
         found = tools(arguments.binaries, arguments.peers, folder)
         if arguments.only:
-            found = {name: found[name] for name in arguments.only.split(",")}
+            found = {name: found[name] for name in arguments.only.split(",") if name in found}
         bench, began = Bench(arguments.binaries, folder), time.monotonic()
         print(f"{date.today()}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}\n", flush=True)
         (million if arguments.what == ["million"] else compare)(bench, found)
