@@ -36,7 +36,9 @@ impl Slo {
                     ));
                 }
             };
-            *limit = Some(time(text).ok_or_else(|| {
+            // Most tools mean milliseconds by a bare number, and seconds are what we would mean.
+            let bare = text.trim().parse::<f64>().is_ok();
+            *limit = Some(time(text).filter(|_| !bare).ok_or_else(|| {
                 format!("{key}={text} is no time; write for example {key}=500ms or {key}=2s")
             })?);
         }
@@ -96,6 +98,7 @@ mod tests {
     fn a_wrong_limit_names_what_was_meant() {
         assert!(slo(&[("tfft", "1s")]).unwrap_err().contains("did you mean \"ttft\""));
         assert!(slo(&[("ttft", "fast")]).unwrap_err().contains("ttft=500ms"));
+        assert!(slo(&[("ttft", "500")]).unwrap_err().contains("ttft=500ms"), "a number needs its unit");
         assert_eq!(slo(&[("itl", "50ms")]).unwrap().itl, Some(Seconds(0.05)));
         assert!(!slo(&[]).unwrap().is_set());
     }

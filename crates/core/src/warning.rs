@@ -115,6 +115,27 @@ pub enum Warning {
         /// Of how many.
         of: u64,
     },
+    /// The run ended early because too many requests failed in a row.
+    GaveUp {
+        /// The last reason.
+        error: String,
+        /// How many.
+        failed: u64,
+    },
+    /// A run by time was stopped before its time was up.
+    CutShort {
+        /// How long requests were sent, in seconds.
+        seconds: f64,
+        /// Of how many seconds.
+        of: f64,
+    },
+    /// Requests had to be sent again.
+    Retried {
+        /// How many.
+        queries: u64,
+        /// Of how many.
+        of: u64,
+    },
     /// The server loaded the model while it was measured.
     ModelLoaded {
         /// In how many queries.
@@ -299,6 +320,17 @@ impl fmt::Display for Warning {
             Warning::Lengths { other, of } => write!(
                 f,
                 "{other} of {of} answers are not as long as was asked for; the server does not know ignore_eos, or its context is full"
+            ),
+            Warning::GaveUp { failed, error } => write!(
+                f,
+                "the run gave up after {failed} failures in a row, the last with: {error}; these are in no figure, and are asked again on --resume"
+            ),
+            Warning::CutShort { seconds, of } => {
+                write!(f, "the run was stopped after {seconds:.1} of {of:.1} s")
+            }
+            Warning::Retried { queries, of } => write!(
+                f,
+                "{queries} of {of} requests were sent again because the server did not take them; that wait is in their latency"
             ),
             Warning::ModelLoaded { queries, seconds } => write!(
                 f,

@@ -65,7 +65,7 @@ pub enum LabError {
         run: PathBuf,
     },
     /// Too many requests failed in a row.
-    #[error("{failed} requests in a row failed, the last with: {error}; when that is mended, go on with \"wattle run --resume {}\"", .run.display())]
+    #[error("{failed} requests in a row failed, the last with: {error}; what was answered before is in {}{}", .run.display(), if *.by_time { String::new() } else { format!("; when that is mended, go on with \"wattle run --resume {}\"", .run.display()) })]
     GaveUp {
         /// How many.
         failed: u64,
@@ -73,6 +73,8 @@ pub enum LabError {
         error: String,
         /// The run folder.
         run: PathBuf,
+        /// Whether it went by time, and has no rest.
+        by_time: bool,
     },
     /// The run to resume was made with something else.
     #[error("the {what} changed since {} was started: it was {then} and is {now}; start a new run with --from, or put back what changed", .run.display())]

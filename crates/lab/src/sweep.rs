@@ -69,8 +69,9 @@ pub fn sweep(
         // Each run asks the same; a cache must not answer for the one before.
         at.unique_prefix.get_or_insert(true);
         step(Step::Begins { key: sweep.key(), value: &value });
+        let answered = swept.points.iter().any(|p| p.kept_up);
         let run = folder_name(sweep.key(), &plain(&value));
-        let (summary, stopped) = point(&folder, &run, &at, stop, observe)?;
+        let (summary, stopped) = point(&folder, &run, &at, answered, stop, observe)?;
         step(Step::Ended(&summary));
         if stopped.is_none() {
             let kept_up = summary.complete && sweep.kept_up(&summary.metrics, &at, &swept.points);
@@ -84,11 +85,12 @@ pub fn sweep(
     Ok((swept, None))
 }
 
-/// The run of one value: as it is there, its rest, or all of it.
+/// The run of one value: as it is there, its rest, or all of it. `answered`: the server answered at another.
 fn point(
     folder: &Path,
     name: &str,
     spec: &Spec,
+    answered: bool,
     stop: &Stop,
     observe: &mut Observer<'_>,
 ) -> Result<(Summary, Option<StopCause>), LabError> {
@@ -120,10 +122,10 @@ fn point(
     };
     match run::run(what, stop, observe) {
         Ok(ended) => Ok((ended.summary, ended.stopped)),
-        // A server that answers no more is what a sweep looks for; what it did answer is there.
-        Err(LabError::GaveUp { run, failed, error }) => match RunDir::open(&run)?.summary()? {
-            Some(summary) => Ok((summary, None)),
-            None => Err(LabError::GaveUp { run, failed, error }),
+        // A server that answers no more is what a sweep looks for, and one that never did is not.
+        Err(LabError::GaveUp { run, failed, error, by_time }) => match RunDir::open(&run)?.summary()? {
+            Some(summary) if summary.total_queries > 0 || answered => Ok((summary, None)),
+            _ => Err(LabError::GaveUp { run, failed, error, by_time }),
         },
         Err(error) => Err(error),
     }

@@ -419,7 +419,7 @@ mod tests {
         let mut command = Cli::command();
         command.build();
         let not_spec =
-            ["out", "name", "overwrite", "resume", "from", "config", "format", "help", "keep_going"];
+            ["out", "name", "overwrite", "resume", "from", "config", "format", "help", "keep_going", "sweep"];
         let flags = |name: &str| -> Vec<String> {
             let all = command.find_subcommand(name).unwrap().get_arguments();
             let ids = all.map(|a| a.get_id().to_string());

@@ -4,7 +4,7 @@ use std::path::Path;
 use wattle_core::metrics::Metric;
 use wattle_core::spec::Spec;
 use wattle_core::summary::Summary;
-use wattle_core::sweep::{Load, Sweep};
+use wattle_core::sweep::{Load, Point, Sweep};
 use wattle_core::units::si;
 use wattle_lab::run::{Ended, Progress};
 use wattle_lab::sweep::Swept;
@@ -35,6 +35,7 @@ const LOAD_ROWS: &[(&str, &str, &str)] = &[
     ("sent late by", "send_lateness_s", "s"),
     ("goodput", "goodput_per_s", "1/s"),
     ("within the limits", "slo_met", "%"),
+    ("energy between requests", "unattributed_j", "J"),
 ];
 
 /// The rows of a command.
@@ -80,6 +81,16 @@ pub(crate) fn result(ended: &Ended, report: Option<&Path>) -> String {
         out += &next(summary);
     }
     out
+}
+
+/// The screen for a run that gave up: what there is.
+pub(crate) fn cut_off(summary: &Summary, run: &Path, report: Option<&Path>) -> String {
+    let mut out = format!("\n{}, {} queries\n", summary.title(), summary.total_queries);
+    out += &warnings(summary);
+    if summary.total_queries > 0 {
+        out += &table(summary, ROWS);
+    }
+    out + &foot(summary, run, report)
 }
 
 /// The whole screen for a command.
@@ -138,7 +149,11 @@ fn lines(summary: &Summary, rows: &[(&str, &str, &str)]) -> String {
     let mut out = String::new();
     for (label, name, unit) in rows {
         // Without energy there is no point in saying so seven times.
-        let silent = |m: &&Metric| m.value.is_none() && summary.energy_perimeter.is_none();
+        // Nor of what nobody could score.
+        let scored = summary.metrics.get("accuracy").is_some_and(|m| m.n > 0);
+        let of_score = ["accuracy", "ipj", "ipw"].contains(name);
+        let silent =
+            |m: &&Metric| m.value.is_none() && (summary.energy_perimeter.is_none() || of_score && !scored);
         if let Some(metric) = summary.metrics.get(*name).filter(|m| !silent(m)) {
             out += &row(label, metric, unit, summary);
         }
@@ -162,30 +177,29 @@ fn foot(summary: &Summary, run: &Path, report: Option<&Path>) -> String {
 /// The columns of a sweep: title, metric, unit, and whether its 99th percentile is shown too.
 const SWEPT: &[(&str, &str, &str, bool)] = &[
     ("req/s", "queries_per_s", "", false),
-    ("in flight", "mean_in_flight", "", false),
     ("tok/s", "output_tokens_per_s", "", false),
-    ("TTFT p50", "ttft_s", "s", true),
-    ("ITL p50", "itl_s", "s", true),
+    ("TTFT", "ttft_s", "s", true),
+    ("s/token", "itl_s", "s", true),
     ("power", "mean_power_w", "W", false),
     ("J/token", "joules_per_output_token", "J", false),
-    ("goodput/s", "goodput_per_s", "", false),
+    ("good/s", "goodput_per_s", "", false),
     ("failed", "errors", "", false),
 ];
 
 /// What a sweep found, one line for each run.
-pub(crate) fn sweep(swept: &Swept, plan: &Sweep) -> String {
+pub(crate) fn sweep(swept: &Swept, plan: &Sweep, doubts: &[String]) -> String {
     let known =
         |name: &str| swept.points.iter().any(|p| p.metrics.get(name).is_some_and(|m| m.value.is_some()));
     let columns: Vec<_> = SWEPT.iter().filter(|(_, metric, ..)| known(metric)).collect();
-    let mut rows = vec![vec![swept.key.clone()]];
+    let mut rows = vec![vec![format!("{} ", swept.key)]];
     for (title, _, _, tail) in &columns {
         rows[0].push((*title).to_owned());
         rows[0].extend(tail.then(|| "p99".to_owned()));
     }
-    let energy = known("joules_per_output_token");
-    rows[0].extend(energy.then(|| "J/token, 95 %".to_owned()));
-    for point in &swept.points {
-        let mut row = vec![point.value.to_string()];
+    let mut points: Vec<&Point> = swept.points.iter().collect();
+    points.sort_by(|a, b| a.value.as_f64().unwrap_or(0.0).total_cmp(&b.value.as_f64().unwrap_or(0.0)));
+    for point in points {
+        let mut row = vec![format!("{}{}", point.value, if point.kept_up { " " } else { "!" })];
         let show = |value: Option<f64>, unit: &str| match value {
             None => "-".to_owned(),
             Some(v) if unit.is_empty() => figures(v),
@@ -196,10 +210,6 @@ pub(crate) fn sweep(swept: &Swept, plan: &Sweep) -> String {
             row.push(show(metric.and_then(|m| if *tail { m.p50 } else { m.value }), unit));
             row.extend(tail.then(|| show(metric.and_then(|m| m.p99), unit)));
         }
-        let ends = point.metrics.get("joules_per_output_token").and_then(|m| Some((m.low?, m.high?)));
-        let ends =
-            ends.map_or_else(|| "-".into(), |(low, high)| format!("{} to {}", si(low, "J"), si(high, "J")));
-        row.extend(energy.then_some(ends));
         rows.push(row);
     }
     let widths: Vec<usize> =
@@ -208,7 +218,12 @@ pub(crate) fn sweep(swept: &Swept, plan: &Sweep) -> String {
         let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}"));
         cells.collect::<Vec<_>>().join("  ") + "\n"
     };
-    let mut out = format!("\n{}", rows.iter().map(line).collect::<String>());
+    let mut out = String::from("\n");
+    doubts.iter().for_each(|doubt| out += &wrapped(&format!("! {doubt}")));
+    out += &format!("\n{}", rows.iter().map(line).collect::<String>());
+    if swept.points.iter().any(|p| !p.kept_up) {
+        out += "\n!: the server did not keep up\n";
+    }
     let best = swept
         .points
         .iter()
@@ -245,14 +260,11 @@ fn figures(value: f64) -> String {
 
 /// How a run is doing, on one line.
 pub(crate) fn live(progress: &Progress) -> String {
-    let Progress::Load {
-        errors, in_flight, ttft_s, itl_s, watts, joules_per_query, joules_per_token, ..
-    } = progress
-    else {
+    let Progress::Load { errors, in_flight, ttft_s, itl_s, watts, joules_per_token, .. } = progress else {
         return String::new();
     };
     let times = |name: &str, times: &Option<(f64, f64)>| {
-        times.map(|(p50, p99)| format!("{name} {}, p99 {}", si(p50, "s"), si(p99, "s")))
+        times.map(|(p50, p99)| format!("{name} {}/{}", si(p50, "s"), si(p99, "s")))
     };
     let parts = [
         (*in_flight > 1).then(|| format!("{in_flight} in flight")),
@@ -260,7 +272,6 @@ pub(crate) fn live(progress: &Progress) -> String {
         times("ITL", itl_s),
         watts.map(|w| si(w, "W")),
         joules_per_token.map(|j| format!("{}/token", si(j, "J"))),
-        joules_per_query.map(|j| format!("{}/query", si(j, "J"))),
         (*errors > 0).then(|| format!("{errors} failed")),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join("  ")
@@ -295,6 +306,11 @@ fn next(summary: &Summary) -> String {
             "a smaller model: cheaper, and worse?",
         ),
         (embedded, "wattle run --help", "your own questions, a model on a server"),
+        (
+            !embedded && summary.config.concurrency.is_none() && summary.config.rate.is_none(),
+            "… --dataset synthetic --concurrency 8",
+            "a load test",
+        ),
         (
             summary.metrics.get("energy_j").is_some_and(|m| m.method == "model" || m.value.is_none()),
             "wattle doctor",

@@ -171,8 +171,15 @@ fn a_server_that_dies_ends_the_run_and_its_questions_are_asked_again_on_resume()
     }));
     let path = questions(&bench, 30);
     let out = bench.run(&args(&server, &path));
-    assert_fails(&out, 1, "10 requests in a row failed, the last with: HTTP 503: gone");
+    assert_eq!(out.status.code(), Some(1));
+    assert!(
+        stderr(&out).contains("10 requests in a row failed, the last with: HTTP 503: gone"),
+        "{}",
+        stderr(&out)
+    );
     assert!(stderr(&out).contains("--resume"));
+    let shown = String::from_utf8_lossy(&out.stdout);
+    assert!(shown.contains("5 queries") && shown.contains("gave up after 10 failures"), "{shown}");
     let run = bench.only_run();
     assert_eq!(recorded(&run), [0, 1, 2, 3, 4]);
     assert!(run.join("summary.json").exists(), "what had finished is summed up");

@@ -95,7 +95,7 @@ pub const METRICS: &[Definition] = &[
         "1/s",
         "output_tokens / the span from the first request sent to the last one done.",
     ),
-    def("queries_per_s", "1/s", "queries / the same span."),
+    def("queries_per_s", "1/s", "Whole answers / the same span."),
     def(
         "offered_per_s",
         "1/s",
@@ -138,6 +138,11 @@ pub const METRICS: &[Definition] = &[
         "ipw",
         "1/W",
         "Intelligence per watt: accuracy / mean watts while a query is in flight (sum of shares / sum of times in flight).",
+    ),
+    def(
+        "unattributed_j",
+        "J",
+        "The part of energy_j that is in no query's share: drawn with nobody in flight, or by requests that count nowhere.",
     ),
     def("energy_coverage", "1", "Part of the measured span that readings covered."),
     def(

@@ -52,6 +52,8 @@ pub struct Accumulator {
     /// From due to sent: what this client itself added.
     lateness: Times,
     retried: u64,
+    /// Whether requests were due at times of their own.
+    scheduled: bool,
     cached_tokens: (u64, u64),
     slo: Slo,
     slo_met: u64,
@@ -106,7 +108,9 @@ impl Accumulator {
         match exchange.outcome {
             Outcome::Failed { .. } => self.errors += 1,
             Outcome::Ok { finish } => {
-                self.truncated += u64::from(finish == Finish::Length);
+                // Where a length was asked for, that is its end.
+                let cut = finish == Finish::Length && record.item.output_tokens.is_none();
+                self.truncated += u64::from(cut);
                 self.unstreamed += u64::from(exchange.first_token.is_none() && !exchange.answer.is_empty());
                 self.latency.push(exchange.latency(), 1.0);
             }
@@ -165,7 +169,9 @@ impl Accumulator {
         *due = (due.0.min(exchange.due), due.1.max(exchange.due), due.2 + 1);
         let in_flight = exchange.span().duration().get();
         let met = f64::from(u8::from(met));
-        self.by_time.push([tokens.unwrap_or(0) as f64, 1.0, since_last.get(), met, in_flight]);
+        let answered = f64::from(u8::from(exchange.outcome.is_ok()));
+        self.by_time.push([tokens.unwrap_or(0) as f64, answered, since_last.get(), met, in_flight]);
+        self.scheduled |= exchange.sent != exchange.due && exchange.attempts == 1;
     }
 
     /// How many queries were taken in.
@@ -176,6 +182,11 @@ impl Accumulator {
     /// How many of them failed.
     pub const fn errors(&self) -> u64 {
         self.errors
+    }
+
+    /// How many queries were sent more than once.
+    pub const fn retried(&self) -> u64 {
+        self.retried
     }
 
     /// How many answers were cut off.
@@ -269,7 +280,18 @@ impl Accumulator {
             ("mean_in_flight", 4, n),
         ] {
             let rate = self.by_time.ratio(column, 2).filter(|_| known > 0);
-            let spread = rate.and_then(|r| r.half.map(|h| h / r.value));
+            // In a closed loop answers come in waves, whose gaps tell nothing of the rate. There are always as many in flight, so
+            // that the rate is known as well as the mean latency is (Little's law), and no better than tokens per answer.
+            let of =
+                |r: Option<Interval>| r.and_then(|r| r.half.map(|h| h / r.value)).filter(|s| s.is_finite());
+            let spread = match (self.scheduled, name) {
+                (true, _) => of(rate),
+                (false, "mean_in_flight") => None,
+                (false, "output_tokens_per_s") => of(self.latency.batches.ratio(0, 1))
+                    .zip(of(self.by_time.ratio(0, 1)))
+                    .map(|(a, b)| a.hypot(b)),
+                (false, _) => of(self.latency.batches.ratio(0, 1)),
+            };
             out.direct(name, rate.map(|r| r.value), spread, known, "clock");
         }
         let gaps =
@@ -315,6 +337,8 @@ impl Accumulator {
         let time = self.ledgers.iter().map(|(session, l)| (*session, l.account.span.duration())).collect();
         out.idle(around, &time, power, (bound, gain), n);
         out.put("energy_coverage", self.coverage(), None, None, n, method);
+        let apart: Joules = self.ledgers.values().map(|l| l.idle + l.open).sum();
+        out.put("unattributed_j", energy.map(|_| apart.get()), None, None, n, method);
         let accounted: Joules = self.ledgers.values().map(Ledger::accounted).sum();
         out.put("attribution_residual", energy.map(|e| (accounted - e) / e), None, None, n, method);
 

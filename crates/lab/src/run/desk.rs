@@ -32,6 +32,9 @@ pub(super) struct Desk {
     run: PathBuf,
     books: Books,
     splitter: Option<Splitter>,
+    /// When the queries began, and when the first of them was first sent.
+    began: Stamp,
+    first: Option<Stamp>,
     flights: HashMap<u64, Watched>,
     landed: HashMap<u64, Landed>,
     /// What happened to them, in the order of time, as far as the splitter has not heard of it.
@@ -93,6 +96,8 @@ impl Desk {
             run: dir.path().into(),
             books: Books::open(dir, session, order.census.items, metering)?,
             splitter: None,
+            began: clock::now(),
+            first: None,
             flights: HashMap::new(),
             landed: HashMap::new(),
             happened: BTreeMap::new(),
@@ -128,7 +133,7 @@ impl Desk {
 
     /// From here on queries are counted and the past is forgotten.
     pub(super) fn start_queries(&mut self, done: u64) {
-        self.done = done;
+        (self.done, self.began) = (done, clock::now());
         self.lateness.start();
         if let Some(metered) = self.books.metered() {
             metered.needed_from = clock::now();
@@ -169,7 +174,10 @@ impl Desk {
         let Some(watched) = self.flights.remove(&number) else {
             return if landed.counts { self.settle(landed, Bill::default()) } else { Ok(()) };
         };
-        let Exchange { sent, first_token, done, .. } = landed.exchange;
+        let Exchange { due, sent, first_token, done, attempts, .. } = landed.exchange;
+        // Of one that was sent again, nobody may have seen the first try.
+        let tried = if attempts > 1 { due } else { sent };
+        self.first = self.first.map(|first| first.min(tried)).or(Some(tried));
         if watched.sent.is_none() && landed.was_sent {
             self.happened.insert((sent, Moment::Sent, number), ());
         }
@@ -208,17 +216,21 @@ impl Desk {
             splitter.rest(until, View { timeline: &metered.timeline, sensors: &panel.sensors });
         }
         self.books.flush()?;
-        if self.given_up.is_some() {
-            // What had finished well is kept, whatever becomes of the rest.
-            self.tell(Stamp::from_nanos(u64::MAX))?;
-            self.books.flush()?;
-            self.show(0, observe);
-            return self.given_up.take().map_or(Ok(()), Err);
-        }
+        self.give_up(observe)?;
         if self.pumped.since(self.shown).get() >= SHOW.get() {
             self.show(in_flight, observe);
         }
         Ok(())
+    }
+
+    /// Ends the run if too many requests failed in a row. What had finished well is kept, whatever becomes of the rest.
+    fn give_up(&mut self, observe: &mut Observer<'_>) -> Result<(), LabError> {
+        if self.given_up.is_some() {
+            self.tell(Stamp::from_nanos(u64::MAX))?;
+            self.books.flush()?;
+            self.show(0, observe);
+        }
+        self.given_up.take().map_or(Ok(()), Err)
     }
 
     /// Looks at what is in flight.
@@ -245,8 +257,8 @@ impl Desk {
             oldest = sent.map_or(oldest, |sent| oldest.min(sent));
         }
         let waiting = self.landed.values().map(|l| l.exchange.sent).min();
-        let told = self.splitter.as_ref().map(Splitter::needs_from);
-        let needed = [waiting, told].into_iter().flatten().fold(oldest, Stamp::min);
+        let told = self.splitter.as_ref().map_or(self.began, Splitter::needs_from);
+        let needed = [waiting, Some(told)].into_iter().flatten().fold(oldest, Stamp::min);
         if let Some(metered) = self.books.metered() {
             metered.needed_from = needed.max(metered.needed_from);
         }
@@ -259,7 +271,8 @@ impl Desk {
             let Some(metered) = self.books.metered() else { continue };
             let Some(panel) = &metered.panel else { continue };
             let view = View { timeline: &metered.timeline, sensors: &panel.sensors };
-            let splitter = self.splitter.get_or_insert_with(|| Splitter::open(at));
+            let first = self.first.unwrap_or(at).min(at);
+            let splitter = self.splitter.get_or_insert_with(|| Splitter::open(first));
             match what {
                 Moment::Withdrawn => splitter.withdraw(number, at, view),
                 Moment::Sent => splitter.sent(number, at, view),
@@ -296,6 +309,7 @@ impl Desk {
                 tokio::time::sleep(PUMP).await;
             }
         }
+        self.give_up(observe)?;
         self.write_failures()?;
         self.books.flush()?;
         self.show(0, observe);
@@ -353,7 +367,12 @@ impl Desk {
             self.failures.clear();
             let error = last.unwrap_or_default();
             self.note(&Event::with("gave_up", json!({ "failed": failed, "error": error })))?;
-            self.given_up = Some(LabError::GaveUp { failed, error, run: self.run.clone() });
+            self.given_up = Some(LabError::GaveUp {
+                failed,
+                error,
+                run: self.run.clone(),
+                by_time: self.total.is_none(),
+            });
         }
         Ok(())
     }

@@ -18,6 +18,7 @@ use session::Session;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use wattle_core::arrival::Spread;
 use wattle_core::spec::{Layer, MOST_IN_FLIGHT, Spec};
 use wattle_core::summary::{ModelInfo, RunInfo, Summary};
 use wattle_store::RunDir;
@@ -179,6 +180,7 @@ impl Order {
                 (info.spec.clone(), Target::Existing { folder, info: Box::new(info), changes })
             }
         };
+        check_load(&spec).map_err(LabError::Usage)?;
         let settings = dataset::Settings {
             params: spec.dataset_param.clone(),
             count: spec.max_queries,
@@ -383,6 +385,22 @@ fn replayed(mut spec: Spec) -> Spec {
         spec.dataset_param.insert("path".into(), trace);
     }
     spec
+}
+
+/// Refuses settings of a load that contradict each other, or that nothing would come of.
+fn check_load(spec: &Spec) -> Result<(), String> {
+    let open = spec.rate.is_some() || spec.trace.is_some() || spec.dataset == "trace";
+    let wrong = [
+        (
+            spec.rate.is_some() && (spec.trace.is_some() || spec.dataset == "trace"),
+            "a trace has times of its own: leave out --rate, or the trace",
+        ),
+        (spec.burstiness != 1.0 && spec.arrival != Spread::Gamma, "--burstiness needs --arrival gamma"),
+        (spec.arrival != Spread::default() && !open, "--arrival needs --rate"),
+        (spec.ramp_to.is_some() && spec.rate.is_none(), "--ramp-to needs the --rate it begins with"),
+        (spec.ramp_to.is_some() != (spec.ramp_s > 0.0), "--ramp-to and --ramp-s need each other"),
+    ];
+    wrong.iter().find(|(is, _)| *is).map_or(Ok(()), |(_, why)| Err((*why).to_owned()))
 }
 
 /// A spec of a command is none of ours.

@@ -151,7 +151,9 @@ impl<'a> Plan<'a> {
 
     /// The next item; over and over if the run goes by time, or the load is to be kept up.
     fn item(&mut self) -> Result<Option<Item>, LabError> {
-        if self.ahead.is_none() && (self.end.is_some() || self.filling) {
+        // By time, over and over, unless so many are enough.
+        let endless = self.end.is_some() && self.order.spec.max_queries.is_none();
+        if self.ahead.is_none() && (endless || self.filling) {
             self.passes += 1;
             // The gap between the last of a pass and the first of the next is a usual one.
             let gap = self.latest / self.order.census.items.saturating_sub(1).max(1) as f64;

@@ -291,8 +291,8 @@ fn host(plan: &Plan) -> String {
 fn with_fate(error: LabError, fate: &Fate) -> LabError {
     const WHO: &str = "the server that was started for this run ended";
     match error {
-        LabError::GaveUp { failed, error, run } => {
-            LabError::GaveUp { failed, error: format!("{error} ({WHO} {})", fate.in_a_line()), run }
+        LabError::GaveUp { failed, error, run, by_time } => {
+            LabError::GaveUp { failed, error: format!("{error} ({WHO} {})", fate.in_a_line()), run, by_time }
         }
         LabError::Client(text) => {
             LabError::Client(format!("{text}; {WHO} {}{}", how(fate.end), quote(&fate.said)))

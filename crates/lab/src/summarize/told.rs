@@ -50,6 +50,8 @@ pub(super) struct Told {
     session: u32,
     said: Vec<Said>,
     asked: Seen,
+    /// That the last session ended early.
+    gave_up: Option<Warning>,
     /// Answers of another length than was asked for, and of how many.
     lengths: (u64, u64),
     /// Queries for which the server loaded the model, and how long that took.
@@ -89,6 +91,7 @@ impl Told {
         match &line.event {
             Event::Session { session, .. } => {
                 self.session = *session;
+                self.gave_up = None;
                 self.said.clear();
             }
             // A query that stands there twice counts once, the first time.
@@ -150,6 +153,10 @@ impl Told {
                 }
             }
             "load" => self.loads.extend(Load::deserialize(data)),
+            "gave_up" => {
+                let error = data["error"].as_str().unwrap_or_default().to_owned();
+                self.gave_up = Some(Warning::GaveUp { failed: data["failed"].as_u64().unwrap_or(0), error });
+            }
             "meter_cost" => {
                 self.around.meter_cpu = add_cost(self.around.meter_cpu, data);
                 let late = data["timing"]["lateness"]["p99_s"].as_f64();
@@ -163,9 +170,13 @@ impl Told {
     /// What gives reason to doubt.
     pub(super) fn doubts(&self, info: &RunInfo) -> Vec<Warning> {
         match (info.spec.command.is_empty(), info.spec.duration_s) {
-            (true, None) => self.query_doubts(info.queries),
+            (true, None) => self.query_doubts(info.queries, info),
             // By time, it has asked as many as it could.
-            (true, Some(_)) => self.query_doubts(0),
+            (true, Some(of)) => {
+                let sent_for = self.loads.iter().map(|l| l.wall_s).sum::<f64>();
+                let cut = (!self.ended).then_some(Warning::CutShort { seconds: sent_for.min(of), of });
+                cut.into_iter().chain(self.query_doubts(0, info)).collect()
+            }
             (false, _) => self.command_doubts(info),
         }
     }
@@ -191,7 +202,7 @@ impl Told {
         doubts
     }
 
-    fn query_doubts(&self, queries: u64) -> Vec<Warning> {
+    fn query_doubts(&self, queries: u64, info: &RunInfo) -> Vec<Warning> {
         let records = &self.records;
         let of = records.queries();
         let mut doubts = Vec::new();
@@ -212,6 +223,10 @@ impl Told {
         if let Some(fraction) = records.cached().filter(|f| *f > CACHED) {
             doubts.push(Warning::Cached { fraction });
         }
+        doubts.extend(self.gave_up.clone());
+        if records.retried() > 0 {
+            doubts.push(Warning::Retried { queries: records.retried(), of });
+        }
         let (other, asked) = self.lengths;
         if other > 0 {
             doubts.push(Warning::Lengths { other, of: asked });
@@ -222,6 +237,8 @@ impl Told {
         }
         match records.scored() {
             _ if of == 0 => {}
+            // Prompts that are made up have no right answer.
+            0 if info.spec.dataset != "jsonl" => {}
             0 => doubts.push(Warning::Unscored),
             scored if scored < of => doubts.push(Warning::PartlyUnscored { unscored: of - scored, of }),
             _ => {}

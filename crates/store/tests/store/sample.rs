@@ -407,6 +407,9 @@ pub(crate) fn warnings() -> Vec<Warning> {
         Warning::HeldBack { requests: 1, of: 2 },
         Warning::Cached { fraction: 0.5 },
         Warning::Lengths { other: 1, of: 2 },
+        Warning::GaveUp { error: text(), failed: 1 },
+        Warning::CutShort { seconds: 0.5, of: 1.5 },
+        Warning::Retried { queries: 1, of: 2 },
         Warning::ModelLoaded { queries: 1, seconds: 0.5 },
         Warning::Unscored,
         Warning::OtherDevice { worker: DeviceKind::Cpu },
@@ -442,6 +445,9 @@ pub(crate) fn warnings() -> Vec<Warning> {
             | Warning::HeldBack { .. }
             | Warning::Cached { .. }
             | Warning::Lengths { .. }
+            | Warning::GaveUp { .. }
+            | Warning::CutShort { .. }
+            | Warning::Retried { .. }
             | Warning::ModelLoaded { .. }
             | Warning::Unscored
             | Warning::OtherDevice { .. }

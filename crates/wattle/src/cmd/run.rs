@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use wattle_lab::run::{Progress, What, run as run_lab};
 use wattle_lab::{Destination, LabError, Stop, StopCause};
+use wattle_store::RunDir;
 
 /// Runs and shows the result.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
@@ -37,8 +38,14 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let ended = run_lab(what, &stop, &mut |progress| bar.show(progress));
     bar.0.finish_and_clear();
     if let Err(LabError::GaveUp { run, .. }) = &ended {
-        // What had finished is worth a look; the error comes first.
-        let _ = wattle_serve::report::write(run, None);
+        // What had finished is worth a look.
+        let report = wattle_serve::report::write(run, None).ok();
+        if let Some(summary) = RunDir::open(run)?.summary()? {
+            match args.format {
+                Format::Json => print_json(&summary)?,
+                Format::Table => print(&render::cut_off(&summary, run, report.as_deref()))?,
+            }
+        }
     }
     let ended = ended?;
     // The report is a convenience; a run is no worse for lacking it.

@@ -20,19 +20,29 @@ pub(crate) fn sweep(args: &RunArgs, text: &str) -> Result<ExitCode> {
     let stop = Stop::default();
     end_on_signals(stop.clone())?;
     let bar = Bar::new();
+    let mut doubts: Vec<String> = Vec::new();
     let mut step = |step: Step<'_>| {
         let text = match step {
             Step::Begins { key, value } => format!("{key} = {value}"),
-            Step::Ended(summary) => render::point(summary),
+            Step::Ended(summary) => {
+                let new = summary.warnings.iter().map(|w| &w.text).filter(|t| !doubts.contains(t)).cloned();
+                let new: Vec<String> = new.collect();
+                doubts.extend(new);
+                render::point(summary)
+            }
         };
         bar.0.suspend(|| eprintln!("{text}"));
     };
     let (swept, stopped) =
         sweep_lab(&plan, &spec, &destination, &stop, &mut step, &mut |progress| bar.show(progress))?;
     bar.0.finish_and_clear();
+    for point in &swept.points {
+        // The report is a convenience; a run is no worse for lacking it.
+        let _ = wattle_serve::report::write(&swept.output_dir.join(&point.run), None);
+    }
     match args.format {
         Format::Json => print_json(&swept)?,
-        Format::Table => print(&render::sweep(&swept, &plan))?,
+        Format::Table => print(&render::sweep(&swept, &plan, &doubts))?,
     }
     Ok(match stopped {
         Some(cause) => {
