@@ -142,7 +142,8 @@ fn a_command_marks_its_phases_and_each_gets_its_energy() {
         let phase = &summary["phases"][name];
         (phase["energy"]["value"].as_f64().unwrap(), phase["seconds"].as_f64().unwrap(), &phase["energy"])
     };
-    for (name, least) in [("prefill", 0.4), ("decode", 0.2)] {
+    // A line is dated when it is read; of the first, on a busy machine, that is a little later than it was written.
+    for (name, least) in [("prefill", 0.3), ("decode", 0.2)] {
         let (joules, seconds, energy) = phase(name);
         let bound = energy["bound"].as_f64().unwrap();
         assert!(seconds >= least && (joules - 100.0 * seconds).abs() <= bound, "{name}: {summary}");
