@@ -254,6 +254,21 @@ fn count_pieces(exchange: &mut Exchange) {
     }
 }
 
+/// Carries a request over HTTP to its end, within its limits.
+async fn carry(
+    limits: &Limits,
+    live: &Live,
+    exchange: impl Future<Output = Result<Finish, Trouble>>,
+) -> Verdict {
+    match limits.hold(live, exchange).await {
+        Ok(came) => verdict(came, live),
+        Err(overdue) => {
+            live.ended(overdue);
+            Verdict::Final
+        }
+    }
+}
+
 /// What is made of the end of a request over HTTP.
 fn verdict(came: Result<Finish, Trouble>, live: &Live) -> Verdict {
     match came {

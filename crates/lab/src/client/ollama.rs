@@ -1,6 +1,6 @@
 //! Ollama by its own API: its counts and durations are the engine's, and a model that is not there yet is fetched.
 
-use super::{BoxFuture, Client, Driver, Limits, Live, Place, Settings, Tell, Verdict, verdict};
+use super::{BoxFuture, Client, Driver, Limits, Live, Place, Settings, Tell, Verdict, carry};
 use crate::LabError;
 use crate::http::{Answer, Endpoint, Http, Piece, Trouble, Version, read_key, refusal};
 use hyper::Method;
@@ -279,15 +279,7 @@ impl Client for Ollama {
     }
 
     fn send<'a>(&'a self, request: &'a Request, live: &'a Arc<Live>) -> BoxFuture<'a, Verdict> {
-        Box::pin(async move {
-            match self.limits.hold(live, self.exchange(request, live)).await {
-                Ok(came) => verdict(came, live),
-                Err(overdue) => {
-                    live.ended(overdue);
-                    Verdict::Final
-                }
-            }
-        })
+        Box::pin(carry(&self.limits, live, self.exchange(request, live)))
     }
 
     fn connections(&self) -> Option<u64> {

@@ -1,6 +1,6 @@
 //! Any server that speaks OpenAI's chat completions or completions, streaming: vLLM, SGLang, llama.cpp, TGI, LM Studio, OpenAI.
 
-use super::{BoxFuture, Client, Driver, Limits, Live, Place, Settings, Tell, Verdict, verdict};
+use super::{BoxFuture, Client, Driver, Limits, Live, Place, Settings, Tell, Verdict, carry};
 use crate::LabError;
 use crate::http::{Answer, Endpoint, Http, KEY_VARIABLE, Piece, Trouble, Version, read_key, refusal};
 use crate::tokenizer::Tokenizer;
@@ -286,15 +286,7 @@ impl Client for OpenAi {
     }
 
     fn send<'a>(&'a self, request: &'a Request, live: &'a Arc<Live>) -> BoxFuture<'a, Verdict> {
-        Box::pin(async move {
-            match self.limits.hold(live, self.exchange(request, live)).await {
-                Ok(came) => verdict(came, live),
-                Err(overdue) => {
-                    live.ended(overdue);
-                    Verdict::Final
-                }
-            }
-        })
+        Box::pin(carry(&self.limits, live, self.exchange(request, live)))
     }
 
     fn connections(&self) -> Option<u64> {
