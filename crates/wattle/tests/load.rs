@@ -639,3 +639,15 @@ fn what_the_user_tells_the_model_is_said_once_and_prompts_differ_where_they_begi
         "the mark is where the prompt begins, before what the user is asked"
     );
 }
+
+#[test]
+fn what_sensors_see_beside_energy_is_kept_without_it() {
+    let server = Server::start(Config { tokens: 2, ttft_ms: 30.0, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    let (url, data) = (server.url(), prompts(&bench, numbered(12)));
+    bench.summary(&args(&url, &data, &["--source", "procstat", "--concurrency", "2"]));
+    let all = records(&bench.only_run());
+    assert!(all.len() == 12 && all.iter().all(|r| r["share"].is_null()));
+    let seen = all.iter().filter(|r| r["telemetry"]["cpu_memory"]["mean"].as_f64().is_some()).count();
+    assert!(seen > 0, "memory in use was read, and is in no record");
+}

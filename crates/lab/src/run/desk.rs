@@ -154,7 +154,7 @@ impl Desk {
 
     /// A request is about to be sent.
     pub(super) fn take_off(&mut self, number: u64, live: &Arc<Live>) {
-        if self.books.has_energy() {
+        if self.books.metered().is_some() {
             self.flights.insert(number, Watched { live: Arc::clone(live), sent: None, first: false });
         }
     }
@@ -269,7 +269,15 @@ impl Desk {
         while let Some(entry) = self.happened.first_entry().filter(|e| e.key().0 <= until) {
             let ((at, what, number), ()) = entry.remove_entry();
             let Some(metered) = self.books.metered() else { continue };
-            let Some(panel) = &metered.panel else { continue };
+            let Some(panel) = &metered.panel else {
+                // Without energy there is nothing to split, but sensors may have seen something else.
+                let ended = if what == Moment::Done { self.landed.remove(&number) } else { None };
+                if let Some(landed) = ended.filter(|landed| landed.counts) {
+                    let telemetry = telemetry(metered, &landed.exchange, None);
+                    self.settle(landed, Bill { telemetry, ..Bill::default() })?;
+                }
+                continue;
+            };
             let view = View { timeline: &metered.timeline, sensors: &panel.sensors };
             let first = self.first.unwrap_or(at).min(at);
             let splitter = self.splitter.get_or_insert_with(|| Splitter::open(first));
