@@ -87,6 +87,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Quirks;
 
     #[test]
     fn an_empty_object_is_the_default() {
@@ -96,13 +97,14 @@ mod tests {
     #[test]
     fn every_part_can_be_said_in_json() {
         let text = r#"{"ttft_ms": 500, "traps": [{"trap": "disconnect_mid:3", "every": 10}],
-            "engine": {"max_batch": 8, "joules": {"fixed": 2}}}"#;
+            "engine": {"max_batch": 8, "joules": {"fixed": 2}, "quirks": {"noise": 0.1}}}"#;
         let config = Config::parse(text).unwrap();
         assert_eq!(config.traps, [EveryNth { trap: Trap::DisconnectMid(Some(3)), every: 10 }]);
         let engine = config.engine.unwrap();
         assert_eq!((engine.max_batch, engine.joules.fixed), (8, 2.0));
         assert_eq!(engine.joules.prefill, 0.0, "a cost that is given is given whole");
         assert_eq!(engine.seconds, EngineConfig::default().seconds);
+        assert_eq!(engine.quirks, Quirks { noise: 0.1, ..Quirks::default() });
     }
 
     #[test]

@@ -3,12 +3,14 @@
 //! Time passes in iterations. Each gives one token to every decoding request and works off prompts, first come first served,
 //! up to a budget of prompt tokens: a long prompt takes several iterations, and the one that ends it gives the first token. With
 //! P prompt tokens, D decoding requests and K tokens of context that these look back at (their prompts and what they said so far), an iteration takes
-//! `fixed + prefill·P + decode·D + context·K` seconds and, with other coefficients, as many joules on top of idle power.
+//! `fixed + prefill·P + decode·D + context·K` seconds and, with other coefficients, as many joules on top of idle power;
+//! [`Quirks`] make an engine that this formula does not fit.
 //!
 //! What a request caused is its own; `fixed` and the idle power of the iteration are shared equally by all in it: the
 //! Shapley value of that game. An iteration that ends late goes on drawing its power: its joules are those that the board drew,
 //! so the shares and the idle joules always sum up to the integral of power.
 
+use crate::cost::{Cost, Noise, Quirks, Work};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -27,28 +29,12 @@ pub struct EngineConfig {
     pub seconds: Cost,
     /// Of energy on top of idle power, in joules.
     pub joules: Cost,
+    /// Where both are not linear.
+    pub quirks: Quirks,
     /// File in which power is said while it happens, for a [`wattle_sim_nvml::Scenario`] with the same `live`.
     pub live: Option<PathBuf>,
     /// Index of the board that draws it.
     pub board: usize,
-}
-
-/// What an iteration costs. A part that is not given costs nothing.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Cost {
-    /// Each iteration.
-    #[serde(default)]
-    pub fixed: f64,
-    /// Each prompt token worked off.
-    #[serde(default)]
-    pub prefill: f64,
-    /// Each decoding request.
-    #[serde(default)]
-    pub decode: f64,
-    /// Each token of context of a decoding request.
-    #[serde(default)]
-    pub context: f64,
 }
 
 /// True joules of one request, by what they were for.
@@ -70,23 +56,10 @@ impl Default for EngineConfig {
             idle_watts: 60.0,
             seconds: Cost { fixed: 8e-3, prefill: 5e-5, decode: 5e-5, context: 5e-8 },
             joules: Cost { fixed: 1.6, prefill: 0.015, decode: 0.012, context: 1e-5 },
+            quirks: Quirks::default(),
             live: None,
             board: 0,
         }
-    }
-}
-
-impl Cost {
-    fn of(&self, work: Work) -> f64 {
-        self.fixed + self.prefill_of(work) + self.decode_of(work)
-    }
-
-    fn prefill_of(&self, work: Work) -> f64 {
-        self.prefill * work.prefill as f64
-    }
-
-    fn decode_of(&self, work: Work) -> f64 {
-        self.decode * work.decoding as f64 + self.context * work.context as f64
     }
 }
 
@@ -95,14 +68,6 @@ impl Joules {
     pub fn total(&self) -> f64 {
         self.prefill + self.decode + self.shared
     }
-}
-
-/// What is done for one request in one iteration, or for all together.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Work {
-    prefill: u64,
-    decoding: u64,
-    context: u64,
 }
 
 /// What a turn of the engine tells.
@@ -132,7 +97,9 @@ struct Sequence {
     prefilled: u64,
     wanted: u64,
     given: u64,
-    /// In the running iteration.
+    /// Prompt tokens of the running iteration.
+    prefill: u64,
+    /// What is done for it in that iteration.
     work: Work,
     joules: Joules,
     left: bool,
@@ -142,6 +109,20 @@ impl Sequence {
     fn is_over(&self) -> bool {
         self.left || self.given >= self.wanted
     }
+
+    /// Whether its prompt is worked off.
+    fn decodes(&self) -> bool {
+        self.prefilled == self.prompt
+    }
+
+    /// What is done for it in the next iteration, in which so many requests decode.
+    fn work_among(&self, decoding: usize, quirks: &Quirks) -> Work {
+        if self.decodes() {
+            quirks.decode(decoding, self.prompt + self.given)
+        } else {
+            quirks.prefill(self.prefilled, self.prefill)
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -149,6 +130,8 @@ struct Iteration {
     began: u64,
     due: u64,
     seconds: f64,
+    /// Times so much come its joules on top of idle power.
+    noise: f64,
 }
 
 /// The engine. Moments are nanoseconds of whatever clock the caller has.
@@ -161,12 +144,14 @@ pub struct Engine {
     /// The last turn.
     turned: u64,
     idle_joules: f64,
+    noise: Noise,
 }
 
 impl Engine {
     /// An engine that idles from `now` on.
     pub fn new(config: EngineConfig, now: u64) -> Engine {
         Engine {
+            noise: Noise::new(&config.quirks),
             config,
             waiting: VecDeque::new(),
             running: Vec::new(),
@@ -185,6 +170,7 @@ impl Engine {
             prefilled: 0,
             wanted,
             given: 0,
+            prefill: 0,
             work: Work::default(),
             joules: Joules::default(),
             left: false,
@@ -229,7 +215,9 @@ impl Engine {
         let active = self.running.len();
         let plan = self.plan();
         let seconds = plan.map(|work| self.config.seconds.of(work).max(1e-9));
-        let drawn = plan.zip(seconds).map_or(0.0, |(work, seconds)| self.config.joules.of(work) / seconds);
+        let noise = plan.map_or(1.0, |_| self.noise.next());
+        let drawn =
+            plan.zip(seconds).map_or(0.0, |(work, seconds)| self.config.joules.of(work) * noise / seconds);
         let at = stamp(self.config.idle_watts + drawn).max(self.turned);
         match ended {
             Some(ended) => self.settle(&ended, at, &done, active),
@@ -247,16 +235,16 @@ impl Engine {
             began: at,
             due: at + ((seconds * 1e9) as u64).max(1),
             seconds,
+            noise,
         });
     }
 
     /// Says who does what in the next iteration; the sum, or `None` if there is nothing to do.
     fn plan(&mut self) -> Option<Work> {
         let mut budget = self.config.prefill_budget.max(1);
-        let mut all = None;
         let mut running = 0;
         for s in self.running.iter_mut().filter(|s| !s.is_over()) {
-            assign(s, &mut budget, &mut all);
+            assign(s, &mut budget);
             running += 1;
         }
         // A prompt begun is worked on in every iteration: only the last one taken in can be left in part.
@@ -264,9 +252,15 @@ impl Engine {
             && budget > 0
             && let Some(mut s) = self.waiting.pop_front()
         {
-            assign(&mut s, &mut budget, &mut all);
+            assign(&mut s, &mut budget);
             self.running.push(s);
             running += 1;
+        }
+        let decoding = self.running.iter().filter(|s| !s.is_over() && s.decodes()).count();
+        let mut all = None;
+        for s in self.running.iter_mut().filter(|s| !s.is_over()) {
+            s.work = s.work_among(decoding, &self.config.quirks);
+            *all.get_or_insert_default() += s.work;
         }
         all
     }
@@ -276,7 +270,7 @@ impl Engine {
         let Cost { fixed, .. } = self.config.joules;
         let lasted = span(ended.began, at);
         // Power is constant over an iteration, so a longer one draws more in proportion.
-        let stretch = lasted / ended.seconds;
+        let stretch = ended.noise * lasted / ended.seconds;
         let shared = (fixed * stretch + self.config.idle_watts * lasted) / active as f64;
         for (sequence, work) in self.running.iter_mut().zip(done) {
             sequence.joules.prefill += self.config.joules.prefill_of(*work) * stretch;
@@ -286,25 +280,16 @@ impl Engine {
     }
 }
 
-/// Gives a request its work in the next iteration.
-fn assign(sequence: &mut Sequence, budget: &mut u64, all: &mut Option<Work>) {
-    let prefill = (*budget).min(sequence.prompt - sequence.prefilled);
-    *budget -= prefill;
-    sequence.work = if sequence.prefilled < sequence.prompt {
-        Work { prefill, ..Work::default() }
-    } else {
-        Work { decoding: 1, context: sequence.prompt + sequence.given, prefill: 0 }
-    };
-    let all = all.get_or_insert_default();
-    all.prefill += sequence.work.prefill;
-    all.decoding += sequence.work.decoding;
-    all.context += sequence.work.context;
+/// Gives a request its part of the next iteration's budget of prompt tokens.
+fn assign(sequence: &mut Sequence, budget: &mut u64) {
+    sequence.prefill = (*budget).min(sequence.prompt - sequence.prefilled);
+    *budget -= sequence.prefill;
 }
 
 /// What an iteration that ended did for one request.
 fn give(sequence: &mut Sequence, due: u64, told: &mut Vec<Told>) {
-    sequence.prefilled += sequence.work.prefill;
-    if sequence.prefilled == sequence.prompt && !sequence.left {
+    sequence.prefilled += sequence.prefill;
+    if sequence.decodes() && !sequence.left {
         sequence.given += 1;
         told.push(Told::Token { id: sequence.id, due });
     }
@@ -401,14 +386,27 @@ mod tests {
             .prop_map(|(at, prompt, tokens, leaves)| Arrival { at, prompt, tokens, leaves })
     }
 
+    fn quirks() -> impl Strategy<Value = Quirks> {
+        (0.0..1e-3, 0.5..1.5, 0.5..1.5, 0.0..0.5, 0u64..9).prop_map(
+            |(attention, batch_exponent, context_exponent, noise, seed)| Quirks {
+                attention,
+                batch_exponent,
+                context_exponent,
+                noise,
+                seed,
+            },
+        )
+    }
+
     proptest! {
         #[test]
         fn no_joule_is_lost(
             arrivals in prop::collection::vec(arrival(), 1..60),
             late in prop::collection::vec(0u64..3_000_000, 1..20),
             max_batch in 1usize..16,
+            quirks in prop_oneof![Just(Quirks::default()), quirks()],
         ) {
-            let mut engine = Engine::new(EngineConfig { max_batch, ..EngineConfig::default() }, 0);
+            let mut engine = Engine::new(EngineConfig { max_batch, quirks, ..EngineConfig::default() }, 0);
             let seen = play(&mut engine, &arrivals, &late);
             prop_assert_eq!(seen.joules.len(), arrivals.len());
             let before = engine.config.idle_watts * seen.power.first().map_or(0.0, |p| span(0, p.0));
@@ -447,6 +445,56 @@ mod tests {
         assert!((joules.decode - decode).abs() < 1e-3);
         let seconds = span(1_000_000_000, seen.tokens[&0][2]);
         assert!((joules.shared - 5.0 * config.joules.fixed - config.idle_watts * seconds).abs() < 1e-3);
+    }
+
+    #[test]
+    fn one_request_with_quirks_costs_what_the_formula_says() {
+        let quirks = Quirks { attention: 2e-4, context_exponent: 1.3, ..Quirks::default() };
+        let config = EngineConfig { quirks, ..EngineConfig::default() };
+        let mut engine = Engine::new(config.clone(), 0);
+        let seen = play(&mut engine, &[alone(5_000, 3)], &[0]);
+        let joules = seen.joules[&0];
+        let units: f64 = (0..5_000).map(|x| 1.0 + 2e-4 * f64::from(x)).sum();
+        let contexts: f64 = [5_001.0, 5_002.0].map(|k: f64| 1000.0 * (k / 1000.0).powf(1.3)).iter().sum();
+        assert!((joules.prefill - units * config.joules.prefill).abs() < 1e-3);
+        assert!((joules.decode - 2.0 * config.joules.decode - contexts * config.joules.context).abs() < 1e-3);
+        let Cost { fixed, prefill, decode, context } = config.seconds;
+        let seconds = span(1_000_000_000, seen.tokens[&0][2]);
+        let expected = 5.0 * fixed + units * prefill + 2.0 * decode + contexts * context;
+        assert!((seconds - expected).abs() < 1e-6, "{seconds} {expected}");
+        assert!((joules.shared - 5.0 * config.joules.fixed - config.idle_watts * seconds).abs() < 1e-3);
+    }
+
+    #[test]
+    fn a_batch_pays_by_its_exponent_and_each_of_it_the_same() {
+        let decode = |count: usize, batch_exponent: f64| {
+            let quirks = Quirks { batch_exponent, ..Quirks::default() };
+            let cost = Cost { fixed: 1e-3, prefill: 0.0, decode: 1e-3, context: 0.0 };
+            let config = EngineConfig { seconds: cost, joules: cost, quirks, ..EngineConfig::default() };
+            let seen = play(&mut Engine::new(config, 0), &vec![alone(10, 101); count], &[0]);
+            assert!(seen.joules.values().all(|j| *j == seen.joules[&0]));
+            seen.joules[&0].decode
+        };
+        // A hundred decode iterations of sixteen: 16^0.5 is a quarter of sixteen.
+        assert!((decode(16, 1.0) - 0.1).abs() < 1e-6);
+        assert!((decode(16, 0.5) - 0.025).abs() < 1e-6);
+        assert!((decode(1, 0.5) - 0.1).abs() < 1e-6);
+    }
+
+    #[test]
+    fn noise_changes_joules_and_not_times() {
+        let play_with = |noise| {
+            let quirks = Quirks { noise, ..Quirks::default() };
+            play(
+                &mut Engine::new(EngineConfig { quirks, ..EngineConfig::default() }, 0),
+                &[alone(5_000, 30)],
+                &[0],
+            )
+        };
+        let (calm, noisy) = (play_with(0.0), play_with(0.3));
+        assert_eq!(calm.tokens, noisy.tokens);
+        let ratio = noisy.joules[&0].prefill / calm.joules[&0].prefill;
+        assert!(ratio != 1.0 && (0.7..1.3).contains(&ratio), "{ratio}");
     }
 
     #[test]

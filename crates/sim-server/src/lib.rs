@@ -14,6 +14,7 @@ mod ask;
 mod clock;
 mod config;
 mod conn;
+mod cost;
 mod desk;
 mod engine;
 mod http;
@@ -26,7 +27,8 @@ mod trap;
 mod voice;
 
 pub use config::{Config, EveryNth};
-pub use engine::{Cost, Engine, EngineConfig, Joules, Told};
+pub use cost::{Cost, Quirks};
+pub use engine::{Engine, EngineConfig, Joules, Told};
 pub use served::{Clock, Outcome, Served};
 pub use trap::{Shape, Trap};
 
