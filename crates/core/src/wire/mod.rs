@@ -2,4 +2,6 @@
 
 pub mod ollama;
 pub mod openai;
+pub mod prometheus;
 pub mod sse;
+pub mod timings;
