@@ -228,10 +228,11 @@ impl Answer {
             [only] => (*only, *only),
             [] => (self.served.received, self.served.received),
         };
+        let begun = self.served.begun.unwrap_or(self.served.received);
         Durations {
             total: last.saturating_sub(self.served.received) + self.load,
             load: self.load,
-            prompt: first.saturating_sub(self.served.received),
+            prompt: first.saturating_sub(begun),
             eval: last - first,
         }
     }

@@ -31,6 +31,10 @@ pub struct Config {
     pub traps: Vec<EveryNth>,
     /// What the status 429 says in `Retry-After`.
     pub retry_after_s: u32,
+    /// Whether OpenAI's answers end with llama.cpp's `timings`.
+    pub timings: bool,
+    /// Whether there is a `/metrics`.
+    pub metrics: bool,
     /// What Ollama's answers call `load_duration`. Nothing waits for it.
     pub load_ms: f64,
     /// From one progress line of `/api/pull` to the next.
@@ -68,6 +72,8 @@ impl Default for Config {
             engine: None,
             traps: Vec::new(),
             retry_after_s: 1,
+            timings: false,
+            metrics: true,
             load_ms: 0.0,
             pull_step_ms: 1.0,
             realtime: false,

@@ -119,6 +119,7 @@ impl Desk {
             tokens,
             finish,
             include_usage: ask.include_usage,
+            timings: config.timings,
             traps: &traps,
             words,
             created: clock::wall_seconds(),
@@ -138,6 +139,7 @@ impl Desk {
             received_by: if received.by_kernel { Clock::Kernel } else { Clock::Server },
             first_byte: None,
             last_byte: None,
+            begun: None,
             scheduled: Vec::with_capacity(tokens as usize),
             written: Vec::with_capacity(tokens as usize),
             prompt_tokens: ask.prompt_tokens,
@@ -216,7 +218,9 @@ impl Desk {
                 ),
             ),
             ("GET", "/health") => (JSON, r#"{"status":"ok"}"#.to_owned()),
-            ("GET", "/metrics") => ("text/plain; version=0.0.4; charset=utf-8", self.metrics()),
+            ("GET", "/metrics") if self.config.metrics => {
+                ("text/plain; version=0.0.4; charset=utf-8", self.metrics())
+            }
             ("GET", "/api/version") => (JSON, r#"{"version":"0.12.0"}"#.to_owned()),
             ("GET", "/api/tags") => (
                 JSON,

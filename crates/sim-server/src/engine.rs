@@ -73,6 +73,13 @@ impl Joules {
 /// What a turn of the engine tells.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Told {
+    /// A request waits no more: its prompt is worked on from that moment.
+    Begun {
+        /// Whose.
+        id: u64,
+        /// When the iteration began.
+        at: u64,
+    },
     /// A request has its next token; it was due at that moment.
     Token {
         /// Whose.
@@ -214,6 +221,7 @@ impl Engine {
         }
         let active = self.running.len();
         let plan = self.plan();
+        let begun = self.running[active..].iter().map(|s| s.id).collect::<Vec<_>>();
         let seconds = plan.map(|work| self.config.seconds.of(work).max(1e-9));
         let noise = plan.map_or(1.0, |_| self.noise.next());
         let drawn =
@@ -230,6 +238,7 @@ impl Engine {
             }
             !over
         });
+        told.extend(begun.into_iter().map(|id| Told::Begun { id, at }));
         self.turned = at;
         self.iteration = seconds.map(|seconds| Iteration {
             began: at,
@@ -317,6 +326,7 @@ mod tests {
     /// What came of a simulation.
     #[derive(Default)]
     struct Seen {
+        begun: BTreeMap<u64, u64>,
         tokens: BTreeMap<u64, Vec<u64>>,
         joules: BTreeMap<u64, Joules>,
         /// Power from each moment on.
@@ -370,6 +380,7 @@ mod tests {
             }
             for news in told {
                 match news {
+                    Told::Begun { id, at } => assert!(at == now && seen.begun.insert(id, at).is_none()),
                     Told::Token { id, .. } => seen.tokens.entry(id).or_default().push(now),
                     Told::Over { id, joules } => {
                         assert!(seen.joules.insert(id, joules).is_none(), "{id} is over twice");
@@ -425,6 +436,7 @@ mod tests {
             prop_assert!(seen.most <= max_batch);
             for (id, a) in (0..).zip(&arrivals).filter(|(_, a)| a.leaves.is_none()) {
                 prop_assert_eq!(seen.tokens[&id].len() as u64, a.tokens);
+                prop_assert!(a.at <= seen.begun[&id] && seen.begun[&id] < seen.tokens[&id][0]);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! A scripted model server: token schedules met on absolute moments, traps on demand, and the truth in a log. Tests and
 //! benchmarks only; Linux only.
 //!
-//! It speaks OpenAI (`/v1/chat/completions`, `/v1/completions`, `/v1/models`, vLLM's `/metrics`, `/health`) and Ollama (`/api/chat`,
+//! It speaks OpenAI (`/v1/chat/completions`, `/v1/completions`, `/v1/models`, vLLM's `/metrics`, llama.cpp's `timings`, `/health`) and Ollama (`/api/chat`,
 //! `/api/generate`, `/api/tags`, `/api/pull`, `/api/version`). When tokens come is a fixed schedule, counted from the arrival of the
 //! request, or an engine with continuous batching whose power a simulated board draws ([`EngineConfig::live`]). A prompt may
 //! say how it wants to be answered: `#tokens=17 #ttft_ms=500 #itl_ms=50 #trap=usage_missing`.

@@ -1,6 +1,6 @@
 //! The one thread of a server: sockets by epoll, tokens by a heap of absolute moments and one timer.
 
-use crate::answer::State;
+use crate::answer::{Answer, State};
 use crate::conn::{Conn, Flushed};
 use crate::desk::Desk;
 use crate::engine::{Engine, Told};
@@ -455,6 +455,11 @@ impl Reactor {
 
     fn on_told(&mut self, told: Told) {
         match told {
+            Told::Begun { id, at } => {
+                if let Some(answer) = self.in_engine(id) {
+                    answer.served.begun = Some(at);
+                }
+            }
             Told::Token { id, due } => {
                 let Some(slot) = self.slots.get(&id).copied() else { return };
                 self.with(slot, |reactor, conn| {
@@ -472,18 +477,21 @@ impl Reactor {
                 });
             }
             Told::Over { id, joules } => {
-                let slot = self.slots.remove(&id);
                 if let Some(mut served) = self.unsettled.remove(&id) {
                     served.joules = Some(joules);
                     self.log(served);
-                    return;
-                }
-                let conn = slot.and_then(|slot| self.conns[slot].as_mut());
-                let answer = conn.and_then(|conn| conn.answer.as_mut());
-                if let Some(answer) = answer.filter(|a| a.served.number == id) {
+                } else if let Some(answer) = self.in_engine(id) {
                     answer.served.joules = Some(joules);
                 }
+                self.slots.remove(&id);
             }
         }
+    }
+
+    /// The answer to a request in the engine, if its connection still waits for it.
+    fn in_engine(&mut self, id: u64) -> Option<&mut Answer> {
+        let slot = *self.slots.get(&id)?;
+        let answer = self.conns[slot].as_mut()?.answer.as_deref_mut()?;
+        (answer.served.number == id).then_some(answer)
     }
 }

@@ -23,6 +23,8 @@ pub struct Served {
     pub first_byte: Option<u64>,
     /// The same for the last write.
     pub last_byte: Option<u64>,
+    /// When its prompt was begun with, where there is an engine: before, it waited.
+    pub begun: Option<u64>,
     /// When each token was due.
     pub scheduled: Vec<u64>,
     /// Just before the write that completed each token; shorter than `scheduled` if not all were written.

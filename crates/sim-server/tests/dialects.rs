@@ -112,6 +112,29 @@ fn the_small_endpoints_answer_on_one_connection() {
 }
 
 #[test]
+fn timings_are_in_the_last_chunk_and_say_the_schedule() {
+    let server = start(Config { ttft_ms: 20.0, itl_ms: 2.0, timings: true, ..Config::default() });
+    let timings = serde_json::json!(
+        {"cache_n": 0, "prompt_n": 3, "prompt_ms": 20.0, "predicted_n": 6, "predicted_ms": 10.0}
+    );
+    let events = chat(&server, "a b #tokens=6").events();
+    assert_eq!(events[7]["timings"], timings, "beside the usage");
+    assert!(events[..7].iter().all(|e| e.get("timings").is_none()));
+    let body = |stream| format!(r#"{{"prompt": "a b c", "max_tokens": 6, "stream": {stream}}}"#);
+    let events = call(&server, "POST", "/v1/completions", &body(true)).events();
+    assert_eq!(events[6]["timings"], timings, "beside the reason, where there is no usage");
+    let whole = call(&server, "POST", "/v1/completions", &body(false)).json();
+    assert_eq!(whole["timings"], timings);
+    assert!(chat(&start(Config::default()), "hi").events().iter().all(|e| e.get("timings").is_none()));
+}
+
+#[test]
+fn there_may_be_no_metrics() {
+    let server = start(Config { metrics: false, ..Config::default() });
+    assert_eq!(call(&server, "GET", "/metrics", "").status(), 404);
+}
+
+#[test]
 fn metrics_count_tokens_and_requests() {
     let server = start(Config { ttft_ms: 60_000.0, ..Config::default() });
     let mut slow = connect(&server);

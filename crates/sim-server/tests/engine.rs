@@ -64,6 +64,26 @@ fn tokens_come_once_an_iteration() {
 }
 
 #[test]
+fn times_of_the_prompt_begin_when_the_wait_is_over() {
+    let engine = EngineConfig { max_batch: 1, ..quick() };
+    let server = start(Config { engine: Some(engine), tokens: 40, timings: true, ..Config::default() });
+    let mut streams = [connect(&server), connect(&server)];
+    streams
+        .iter_mut()
+        .for_each(|s| send(s, "POST", "/v1/chat/completions", &chat_body("#prompt_tokens=5000")));
+    let replies = streams.each_mut().map(|s| receive(s, Duration::from_secs(30)));
+    let log = logged(&server, 2);
+    assert!(log[1].begun.unwrap() >= log[0].scheduled[39], "the second waits for the first");
+    let mut said = replies.map(|r| r.events().last().unwrap()["timings"]["prompt_ms"].as_f64().unwrap());
+    let mut truth = [0, 1].map(|i| (log[i].scheduled[0] - log[i].begun.unwrap()) as f64 * 1e-6);
+    said.sort_by(f64::total_cmp);
+    truth.sort_by(f64::total_cmp);
+    assert!(said.iter().zip(truth).all(|(said, truth)| (said - truth).abs() < 1e-6), "{said:?} {truth:?}");
+    // Three iterations for a prompt of 5,000 tokens.
+    assert!(truth.iter().all(|ms| (56.0 - ms).abs() < 1.0), "{truth:?}");
+}
+
+#[test]
 fn a_full_batch_makes_others_wait_and_metrics_say_so() {
     let engine = EngineConfig { max_batch: 2, ..quick() };
     let server = start(Config { engine: Some(engine), tokens: 100_000, ..Config::default() });

@@ -113,7 +113,7 @@ enum Usage {
     Last,
 }
 
-/// Times that Ollama's last line tells, in nanoseconds.
+/// Times that the end of an answer tells, in nanoseconds.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Durations {
     pub(crate) total: u64,
@@ -133,6 +133,7 @@ pub(crate) struct Script<'a> {
     /// Why it ends after the last token.
     pub(crate) finish: &'static str,
     pub(crate) include_usage: bool,
+    pub(crate) timings: bool,
     pub(crate) traps: &'a [Trap],
     pub(crate) words: Rc<Words>,
     /// Seconds since 1970.
@@ -150,6 +151,7 @@ pub(crate) struct Voice {
     tokens: u32,
     finish: &'static str,
     usage: Usage,
+    timings: bool,
     /// The key under which the first tokens come that are not yet the answer, and how many.
     reasoning: (&'static str, u32),
     tool_call: bool,
@@ -197,6 +199,7 @@ impl Voice {
                 script.finish
             },
             usage,
+            timings: script.timings,
             reasoning,
             tool_call: has(Trap::ToolCall) && matches!(script.dialect, Dialect::Chat | Dialect::OllamaChat),
             crlf: has(Trap::Crlf),
@@ -275,11 +278,14 @@ impl Voice {
     pub(crate) fn end(&mut self, durations: Durations, out: &mut Vec<u8>) {
         match self.dialect {
             Dialect::Chat | Dialect::Text => {
-                if self.usage != Usage::Last {
-                    self.event(out, openai::finish);
+                // The last chunk has the times.
+                let (usage, timings) = (self.usage, self.timings.then_some(durations));
+                if usage != Usage::Last {
+                    let timings = timings.filter(|_| usage == Usage::Never);
+                    self.event(out, |voice, json| openai::finish(voice, timings, json));
                 }
-                if self.usage == Usage::Extra {
-                    self.event(out, openai::usage_chunk);
+                if usage == Usage::Extra {
+                    self.event(out, |voice, json| openai::usage_chunk(voice, timings, json));
                 }
                 self.done(out);
             }
@@ -332,7 +338,9 @@ impl Voice {
         let mut json = std::mem::take(&mut self.scratch);
         json.clear();
         match self.dialect {
-            Dialect::Chat | Dialect::Text => openai::whole(self, &mut json),
+            Dialect::Chat | Dialect::Text => {
+                openai::whole(self, self.timings.then_some(durations), &mut json);
+            }
             Dialect::OllamaChat | Dialect::OllamaGenerate => {
                 json.extend_from_slice(&self.opening);
                 ollama::last(self, durations, 0..self.tokens, &mut json);

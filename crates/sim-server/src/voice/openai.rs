@@ -1,6 +1,6 @@
 //! OpenAI's chat and text completions.
 
-use super::{Dialect, Script, Usage, Voice, quoted};
+use super::{Dialect, Durations, Script, Usage, Voice, quoted};
 use std::io::Write;
 use std::ops::Range;
 
@@ -97,9 +97,10 @@ fn arguments(voice: &Voice, range: Range<u32>, json: &mut Vec<u8>) {
 }
 
 /// The chunk that only says why it ended.
-pub(super) fn finish(voice: &Voice, json: &mut Vec<u8>) {
+pub(super) fn finish(voice: &Voice, timings: Option<Durations>, json: &mut Vec<u8>) {
     json.extend_from_slice(if voice.dialect == Dialect::Text { b"\"\"" } else { b"{}" });
     finish_reason(voice, json);
+    times(voice, timings, json);
     json.push(b'}');
 }
 
@@ -108,14 +109,29 @@ fn finish_reason(voice: &Voice, json: &mut Vec<u8>) {
 }
 
 /// The chunk that only counts: no choices.
-pub(super) fn usage_chunk(voice: &Voice, json: &mut Vec<u8>) {
+pub(super) fn usage_chunk(voice: &Voice, timings: Option<Durations>, json: &mut Vec<u8>) {
     const CHOICES: &[u8] = b"\"choices\":[";
     // The opening is ours; its last key but one is `choices`.
     let place = json.windows(CHOICES.len()).rposition(|w| w == CHOICES).unwrap_or_default();
     json.truncate(place + CHOICES.len());
     json.extend_from_slice(b"],\"usage\":");
     usage(voice, json);
+    times(voice, timings, json);
     json.push(b'}');
+}
+
+/// As llama.cpp says them; nothing is ever in the cache.
+fn times(voice: &Voice, timings: Option<Durations>, json: &mut Vec<u8>) {
+    let Some(Durations { prompt, eval, .. }) = timings else { return };
+    let ms = |nanoseconds: u64| nanoseconds as f64 / 1e6;
+    let _ = write!(
+        json,
+        r#","timings":{{"cache_n":0,"prompt_n":{},"prompt_ms":{:?},"predicted_n":{},"predicted_ms":{:?}}}"#,
+        voice.prompt_tokens,
+        ms(prompt),
+        voice.tokens,
+        ms(eval)
+    );
 }
 
 fn usage(voice: &Voice, json: &mut Vec<u8>) {
@@ -132,7 +148,7 @@ fn usage(voice: &Voice, json: &mut Vec<u8>) {
 }
 
 /// A whole answer in one object.
-pub(super) fn whole(voice: &Voice, json: &mut Vec<u8>) {
+pub(super) fn whole(voice: &Voice, timings: Option<Durations>, json: &mut Vec<u8>) {
     let opening = String::from_utf8_lossy(&voice.opening);
     let all = 0..voice.tokens;
     if voice.dialect == Dialect::Text {
@@ -152,5 +168,6 @@ pub(super) fn whole(voice: &Voice, json: &mut Vec<u8>) {
         json.extend_from_slice(b",\"usage\":");
         usage(voice, json);
     }
+    times(voice, timings, json);
     json.push(b'}');
 }
