@@ -7,6 +7,7 @@
 pub mod account;
 pub mod arrival;
 pub mod attribute;
+pub mod baseline;
 pub mod command;
 pub mod estimate;
 pub mod event;

@@ -38,7 +38,7 @@ impl Slo {
             };
             // Most tools mean milliseconds by a bare number, and seconds are what we would mean.
             let bare = text.trim().parse::<f64>().is_ok();
-            *limit = Some(time(text).filter(|_| !bare).ok_or_else(|| {
+            *limit = Some(time(text).filter(|t| !bare && t.get() > 0.0).ok_or_else(|| {
                 format!("{key}={text} is no time; write for example {key}=500ms or {key}=2s")
             })?);
         }
@@ -68,12 +68,12 @@ impl Slo {
 pub fn time(text: &str) -> Option<Seconds> {
     let text = text.trim();
     let (number, scale) =
-        [("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("min", 60.0), ("s", 1.0), ("h", 3600.0)]
+        [("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("min", 60.0), ("m", 60.0), ("s", 1.0), ("h", 3600.0)]
             .iter()
             .find_map(|(unit, scale)| Some((text.strip_suffix(unit)?, *scale)))
             .unwrap_or((text, 1.0));
     let seconds = number.trim().parse::<f64>().ok()? * scale;
-    (seconds.is_finite() && seconds > 0.0).then_some(Seconds(seconds))
+    (seconds.is_finite() && seconds >= 0.0).then_some(Seconds(seconds))
 }
 
 #[cfg(test)]
@@ -86,10 +86,18 @@ mod tests {
 
     #[test]
     fn times_have_units() {
-        for (text, seconds) in [("500ms", 0.5), ("2s", 2.0), ("2", 2.0), ("80 us", 8e-5), ("1.5min", 90.0)] {
+        for (text, seconds) in [
+            ("500ms", 0.5),
+            ("2s", 2.0),
+            ("2", 2.0),
+            ("80 us", 8e-5),
+            ("1.5min", 90.0),
+            ("2m", 120.0),
+            ("0s", 0.0),
+        ] {
             assert!((time(text).unwrap().get() - seconds).abs() < 1e-12, "{text}");
         }
-        for wrong in ["", "ms", "-1s", "0", "5 parsecs", "nan", "1e999"] {
+        for wrong in ["", "ms", "-1s", "5 parsecs", "nan", "1e999"] {
             assert_eq!(time(wrong), None, "{wrong}");
         }
     }
@@ -99,6 +107,7 @@ mod tests {
         assert!(slo(&[("tfft", "1s")]).unwrap_err().contains("did you mean \"ttft\""));
         assert!(slo(&[("ttft", "fast")]).unwrap_err().contains("ttft=500ms"));
         assert!(slo(&[("ttft", "500")]).unwrap_err().contains("ttft=500ms"), "a number needs its unit");
+        assert!(slo(&[("ttft", "0s")]).is_err(), "nobody keeps to that");
         assert_eq!(slo(&[("itl", "50ms")]).unwrap().itl, Some(Seconds(0.05)));
         assert!(!slo(&[]).unwrap().is_set());
     }

@@ -1,6 +1,7 @@
 //! Doubt is data: what a reader of a result must know, kept in the run and shown by command line and report alike.
 
 use crate::sensor::DeviceKind;
+use crate::units::si;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -86,6 +87,13 @@ pub enum Warning {
     BusyBaseline {
         /// CPU cores used, on average.
         cores: f64,
+    },
+    /// Idle power was another one after the run than before it, by more than the readings leave open.
+    IdleDrift {
+        /// Before.
+        before_w: f64,
+        /// After.
+        after_w: f64,
     },
     /// The idle baseline was seen in part, or came out above the run's own power.
     BadBaseline,
@@ -256,6 +264,12 @@ impl fmt::Display for Warning {
             Warning::BusyBaseline { cores } => write!(
                 f,
                 "other processes used {cores:.1} CPU cores while the idle machine was measured; idle power is too high"
+            ),
+            Warning::IdleDrift { before_w, after_w } => write!(
+                f,
+                "the idle machine drew {} before the run and {} after it, so what it drew meanwhile is known no better than that; warm it up or let it cool down before a run, and see who else is at work",
+                si(*before_w, "W"),
+                si(*after_w, "W")
             ),
             Warning::BadBaseline => {
                 write!(

@@ -5,6 +5,7 @@ use crate::metering::Metering;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::Duration;
+use wattle_core::baseline::{Baseline, When};
 use wattle_core::event::Event;
 use wattle_core::sensor::{DeviceKind, Panel, Quantity, Reading, Sensor, SensorId};
 use wattle_core::timeline::{Anomalies, Timeline};
@@ -28,6 +29,8 @@ pub(crate) struct Books {
     pub(crate) session: u32,
     log: LogWriter,
     metered: Option<Metered>,
+    /// Whether the next idle baseline comes before the work or after it.
+    when: When,
 }
 
 /// What is only there when something is metered.
@@ -46,6 +49,8 @@ pub(crate) struct Metered {
     cpu_busy: Option<SensorId>,
     /// The first and the last look at who is busy.
     busy: Vec<Busy>,
+    /// The first look of the idle baseline at hand, or of the last one.
+    at_rest: Option<Busy>,
 }
 
 /// CPU seconds of the machine and of this process at one moment.
@@ -93,13 +98,14 @@ impl Books {
                     needed_from: clock::now(),
                     drained: Vec::new(),
                     busy: Vec::new(),
+                    at_rest: None,
                     meter,
                 };
                 early.iter().try_for_each(|reading| metered.take(reading))?;
                 Some(metered)
             }
         };
-        Ok(Self { session, log, metered })
+        Ok(Self { session, log, metered, when: When::Before })
     }
 
     /// What is metered, if anything is.
@@ -164,9 +170,14 @@ impl Books {
         Ok(())
     }
 
-    /// Measures the machine with nothing of ours at work. `alone`: nobody but this process is expected to do any.
+    /// Measures the machine with nothing of ours at work: the first time before the work, the second after it. `alone`: nobody but
+    /// this process is expected to do any.
     pub(crate) async fn idle(&mut self, length: Duration, alone: bool) -> Result<(), LabError> {
+        let when = std::mem::replace(&mut self.when, When::After);
         let start = clock::now();
+        if let Some(metered) = self.metered.as_mut() {
+            metered.at_rest = None;
+        }
         let end = start.plus_nanos(length.as_nanos() as u64);
         while clock::now() < end {
             tokio::time::sleep(PUMP.min(length)).await;
@@ -176,16 +187,20 @@ impl Books {
         // The last reading of the window is one refresh away.
         self.wait_until_known(span.end()).await?;
         let Some(metered) = &self.metered else { return Ok(()) };
-        // Whoever is busy now is neither us nor a server that waits for us. Alone, the whole session is looked at instead.
-        // Nor does it matter to a board.
+        // Whoever is busy now is neither us nor a server that waits for us; what was done before the work was done is its own.
+        // Alone, the whole session is looked at instead. Nor does it matter to a board.
         let of_cpu = |s: &SensorId| metered.sensors[usize::from(s.0)].device.kind != DeviceKind::Gpu;
         let matters = metered.panel.as_ref().is_some_and(|p| p.sensors.iter().any(of_cpu));
-        let busy = metered.foreign_cores().filter(|c| matters && !alone && *c > FOREIGN_CORES);
-        let energy = metered.panel.as_ref().and_then(|p| metered.timeline.energy_of(&p.sensors, span));
+        let since = if when == When::After { metered.at_rest } else { metered.busy.first().copied() };
+        let busy = metered.foreign_cores(since).filter(|c| matters && !alone && *c > FOREIGN_CORES);
+        let energy = metered.panel.as_ref().and_then(|p| {
+            let gain = metered.timeline.gain_of(&p.sensors, span);
+            Some((metered.timeline.energy_of(&p.sensors, span)?, gain))
+        });
         if let Some(cores) = busy {
             self.note(&Event::Warning(Warning::BusyBaseline { cores }))?;
         }
-        if let Some(energy) = energy {
+        if let Some((energy, gain)) = energy {
             let covered = span.duration() * energy.coverage();
             let power: Estimate<Watts> = Estimate::new(
                 energy.value() / covered,
@@ -193,8 +208,9 @@ impl Books {
                 energy.method(),
                 energy.coverage(),
             );
-            let seconds = span.duration().get();
-            self.note(&Event::with("idle_baseline", json!({ "seconds": seconds, "power_w": power })))?;
+            let baseline =
+                Baseline { when, seconds: span.duration().get(), power_w: power, gain_w: gain / covered };
+            self.note(&Event::with("idle_baseline", json!(baseline)))?;
         }
         Ok(())
     }
@@ -243,7 +259,7 @@ impl Books {
         }
         warnings.extend(
             metered
-                .foreign_cores()
+                .foreign_cores(metered.busy.first().copied())
                 .filter(|c| alone && *c > FOREIGN_CORES)
                 .map(|cores| Warning::Contaminated { cores }),
         );
@@ -282,15 +298,17 @@ impl Metered {
         if Some(reading.sensor) == self.cpu_busy
             && let Some(machine) = reading.value
         {
+            let look = Busy { at: reading.at, machine, own: clock::process_cpu().get() };
             self.busy.truncate(1);
-            self.busy.push(Busy { at: reading.at, machine, own: clock::process_cpu().get() });
+            self.busy.push(look);
+            self.at_rest.get_or_insert(look);
         }
         Ok(self.readings.push(reading)?)
     }
 
-    /// CPU cores that other processes used since the session began, idle baseline included.
-    fn foreign_cores(&self) -> Option<f64> {
-        let [first, .., last] = self.busy.as_slice() else { return None };
+    /// CPU cores that other processes used since a look.
+    fn foreign_cores(&self, since: Option<Busy>) -> Option<f64> {
+        let (first, last) = since.as_ref().zip(self.busy.last())?;
         let seconds = last.at.since(first.at).get();
         (seconds >= FOREIGN_SECONDS)
             .then(|| (last.machine - first.machine - (last.own - first.own)) / seconds)

@@ -247,8 +247,8 @@ pub(crate) struct MeterArgs {
     #[arg(long, visible_alias = "interval", value_name = "MS", help_heading = "Energy")]
     #[serde(skip_serializing_if = "Option::is_none")]
     interval_ms: Option<f64>,
-    /// Length of the idle baseline, in seconds [default: 1]
-    #[arg(long, value_name = "S", help_heading = "Energy")]
+    /// Length of the idle baseline, before and again after: 10s, 500ms, 2m, or seconds; 0 is none [default: 1]
+    #[arg(long, visible_alias = "idle", value_name = "TIME", value_parser = time, help_heading = "Energy")]
     #[serde(skip_serializing_if = "Option::is_none")]
     idle_s: Option<f64>,
 }
@@ -388,6 +388,12 @@ fn moment(text: &str) -> Result<f64, String> {
     seconds.ok_or_else(|| "must lie between 0.1 and 60".to_owned())
 }
 
+/// A time with its unit, or a number of seconds, which the spec checks.
+fn time(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().or_else(|| wattle_core::slo::time(text).map(|t| t.get()));
+    seconds.ok_or_else(|| "is no time; write for example 10s, 500ms or 2m".to_owned())
+}
+
 /// `key=value`; the value may hold anything, commas and further `=` included.
 fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
@@ -438,6 +444,19 @@ mod tests {
         for command in Cli::command().get_subcommands() {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             assert!(help.contains("Example"), "{}", command.get_name());
+        }
+    }
+
+    #[test]
+    fn a_time_has_a_unit_or_is_in_seconds() {
+        for (text, seconds) in [("10s", 10.0), ("500ms", 0.5), ("2m", 120.0), ("0.3", 0.3), ("0", 0.0)] {
+            assert_eq!(time(text), Ok(seconds), "{text}");
+        }
+        assert!(time("soon").is_err() && time("5 parsecs").is_err());
+        for flag in ["--idle", "--idle-s"] {
+            let cli = Cli::try_parse_from(["wattle", "exec", flag, "500ms", "--", "true"]).unwrap();
+            let Command::Exec(exec) = cli.command else { panic!("another command") };
+            assert_eq!(exec.spec.meter.idle_s, Some(0.5), "{flag}");
         }
     }
 

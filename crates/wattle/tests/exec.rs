@@ -195,6 +195,47 @@ for _ in range(6):
 }
 
 #[test]
+fn idle_power_that_changes_over_the_run_is_told_and_is_in_the_bounds() {
+    let bench = Bench::new();
+    let live = bench.path().join("live.txt");
+    wattle_sim_nvml::Live::create(&live).unwrap().set(0, 50.0).unwrap();
+    let scenario = format!(r#"{{"devices": [{{"power": [[0, 50]]}}], "live": "{}"}}"#, live.display());
+    let sim = Sim::install(bench.path(), &scenario).unwrap();
+    let library = format!("nvml.library={}", sim.library.display());
+    let script = r#"
+import time
+def draw(watts):
+    with open("live.txt", "a") as live:
+        live.write(f"{time.monotonic_ns()} 0 {watts}\n")
+draw(300)
+time.sleep(1)
+draw(80)
+"#;
+    bench.write("work.py", script);
+    let args = ["--source", "nvml", "--source-param", &library, "--idle", "1500ms"];
+    let (summary, _) = exec(&bench, &args, &["python3", "work.py"]);
+    let told: Vec<Value> = lines(&bench.path().join("runs/x"), "event");
+    let baselines: Vec<&Value> =
+        told.iter().filter(|e| e["event"] == "idle_baseline").map(|e| &e["data"]).collect();
+    let when: Vec<&Value> = baselines.iter().map(|b| &b["when"]).collect();
+    assert_eq!(when, ["before", "after"]);
+    assert!(baselines.iter().all(|b| b["seconds"].as_f64().unwrap() >= 1.5), "{baselines:?}");
+    let idle = &summary["metrics"]["idle_power_w"];
+    assert!((metric(&summary, "idle_power_w") - 65.0).abs() < 3.0, "{idle}");
+    assert!(idle["low"].as_f64().unwrap() < 50.0 && idle["high"].as_f64().unwrap() > 80.0, "{idle}");
+    let net = &summary["metrics"]["net_energy_j"];
+    let half = (net["high"].as_f64().unwrap() - net["low"].as_f64().unwrap()) / 2.0;
+    assert!(half > 13.0, "fifteen watts over a second: {net}");
+    assert!(warned(&summary, "idle_drift"), "{}", summary["warnings"]);
+    // A board that draws the same before and after has nothing to tell.
+    let bench = Bench::new();
+    let library = board(&bench, "{}");
+    let args = ["--source", "nvml", "--source-param", &library, "--idle", "0.7"];
+    let (summary, _) = exec(&bench, &args, &["sleep", "0.5"]);
+    assert!(!warned(&summary, "idle_drift"), "{}", summary["warnings"]);
+}
+
+#[test]
 fn what_a_command_says_is_not_taken_for_what_wattle_says() {
     let bench = Bench::new();
     let library = board(&bench, "{}");

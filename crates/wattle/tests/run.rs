@@ -107,6 +107,28 @@ fn known_power_gives_known_energy_and_every_joule_is_accounted_for() {
 }
 
 #[test]
+fn the_idle_machine_is_measured_before_and_after_unless_that_is_not_wanted() {
+    let bench = Bench::new();
+    let param = format!("replay.scenario={}", bench.write("constant.json", CONSTANT));
+    let baselines = |length: &str| -> Vec<Value> {
+        let args =
+            ["run", "--source", "replay", "--source-param", &param, "--idle", length, "--name", length];
+        let summary = bench.summary(&[&args[..], &["--max-queries", "5"]].concat());
+        assert!(!summary["warnings"].to_string().contains("idle_drift"), "{}", summary["warnings"]);
+        let log = std::fs::read_to_string(bench.path().join("runs").join(length).join("log.jsonl")).unwrap();
+        let lines = log.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
+        lines.filter(|l| l["event"] == "idle_baseline").map(|l| l["data"].clone()).collect()
+    };
+    let both = baselines("300ms");
+    assert_eq!((both.len(), &both[0]["when"], &both[1]["when"]), (2, &"before".into(), &"after".into()));
+    for baseline in &both {
+        assert!((baseline["power_w"]["value"].as_f64().unwrap() - 100.0).abs() < 10.0, "{baseline}");
+        assert!(baseline["seconds"].as_f64().unwrap() >= 0.3, "{baseline}");
+    }
+    assert!(baselines("0").is_empty());
+}
+
+#[test]
 fn an_nvidia_board_is_measured_through_its_library() {
     let bench = Bench::new();
     let library = format!("nvml.library={}", wattle_sim_nvml::library_path().display());

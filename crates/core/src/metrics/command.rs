@@ -99,7 +99,7 @@ mod tests {
 
     fn metrics(runs: &[(Repetition, Account)]) -> BTreeMap<String, Metric> {
         let idle = Estimate::new(Watts(40.0), Watts(2.0), Method::Counter, 1.0);
-        let around = Surroundings { idle_power: BTreeMap::from([(0, idle)]), ..Surroundings::default() };
+        let around = Surroundings { idle: BTreeMap::from([(0, idle.into())]), ..Surroundings::default() };
         of_command(&runs.iter().map(|(r, a)| (r, *a)).collect::<Vec<_>>(), &around)
     }
 

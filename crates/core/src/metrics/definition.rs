@@ -62,7 +62,7 @@ pub const METRICS: &[Definition] = &[
     def(
         "idle_power_w",
         "W",
-        "Mean power of the baseline before the run, nothing at work; of several sessions, weighted by their spans.",
+        "Mean power of the baselines before and after the run, nothing at work; of several sessions, weighted by their spans. Its interval holds both.",
     ),
     def(
         "net_energy_j",

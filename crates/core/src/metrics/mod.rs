@@ -8,7 +8,8 @@ pub use definition::{Definition, METRICS, Metric};
 
 use crate::account::Account;
 use crate::attribute::Ledger;
-use crate::estimate::{Estimate, Method};
+use crate::baseline::Idle;
+use crate::estimate::Method;
 use crate::exchange::{Finish, Outcome};
 use crate::record::Record;
 use crate::slo::Slo;
@@ -67,8 +68,8 @@ pub struct Accumulator {
 /// What the records do not know.
 #[derive(Debug, Clone, Default)]
 pub struct Surroundings {
-    /// Power of the idle baseline of each session.
-    pub idle_power: BTreeMap<u32, Estimate<Watts>>,
+    /// The idle baselines of each session.
+    pub idle: BTreeMap<u32, Idle>,
     /// CPU time of the sampler thread and the time it ran.
     pub meter_cpu: Option<(Seconds, Seconds)>,
     /// How late the sampler's rounds began at the 99th percentile, in seconds; of several sessions the worst.
@@ -431,7 +432,7 @@ impl Out {
         let method = self.energy_method;
         let baseline = |(session, time): (&u32, &Seconds)| {
             // Seen in part, it would be the power of part of the machine.
-            let power = around.idle_power.get(session).filter(|p| p.coverage() >= WHOLE)?;
+            let power = around.idle.get(session)?.power().filter(|p| p.coverage() >= WHOLE)?;
             Some((*time, power.value() * *time, power.bound() * *time))
         };
         let add =

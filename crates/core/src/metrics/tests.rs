@@ -1,6 +1,7 @@
 //! Every metric against its definition, and what must be null.
 
 use super::*;
+use crate::Estimate;
 use crate::attribute::Share;
 use crate::exchange::{Dated, Exchange, FailureClass, TokensFrom, Usage};
 use crate::record::{Item, Score, Telemetry};
@@ -81,7 +82,7 @@ fn every_metric_has_the_value_its_definition_says() {
     (0..100).for_each(|i| all.push(&record(i, true)));
     let idle = Estimate::new(Watts(40.0), Watts(2.0), Method::Counter, 1.0);
     let around = Surroundings {
-        idle_power: BTreeMap::from([(0, idle)]),
+        idle: BTreeMap::from([(0, idle.into())]),
         meter_cpu: Some((Seconds(0.05), Seconds(10.0))),
         lateness_p99: None,
         tree_memory: None,
@@ -203,7 +204,7 @@ fn what_was_seen_in_part_gives_no_power_and_no_query_figures() {
     }
     let idle = Estimate::new(Watts(40.0), Watts(2.0), Method::Counter, 1.0);
     let m = all.finish(&Surroundings {
-        idle_power: BTreeMap::from([(0, idle)]),
+        idle: BTreeMap::from([(0, idle.into())]),
         meter_cpu: None,
         lateness_p99: None,
         tree_memory: None,
@@ -240,7 +241,7 @@ fn each_session_has_its_own_baseline_and_one_above_the_run_is_none() {
             false => Estimate::new(Watts(w), Watts(1.0), Method::Counter, 1.0),
         };
         let around = Surroundings {
-            idle_power: BTreeMap::from([(0, idle(first)), (1, idle(second))]),
+            idle: BTreeMap::from([(0, idle(first).into()), (1, idle(second).into())]),
             meter_cpu: None,
             lateness_p99: None,
             tree_memory: None,

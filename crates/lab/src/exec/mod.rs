@@ -189,7 +189,7 @@ impl Order {
         }
     }
 
-    /// One session: idle baseline, warm-up, and the repetitions that are left.
+    /// One session: idle baseline, warm-up, the repetitions that are left, and the idle baseline again.
     async fn hold(
         &self,
         folder: &Folder,
@@ -199,26 +199,41 @@ impl Order {
     ) -> Result<i32, LabError> {
         let Folder { dir, past, .. } = folder;
         let mut books = Books::open(dir, past.sessions, 0, metering)?;
-        let baseline = async {
-            books.wait_until_known(clock::now()).await?;
-            match books.has_energy() && self.spec.idle_s > 0.0 {
-                true => books.idle(Duration::from_secs_f64(self.spec.idle_s), false).await,
-                false => Ok(()),
-            }
-        };
         let ready = tokio::select! {
             biased;
             cause = stop(signals) => Err(LabError::Stopped(cause)),
-            ready = baseline => ready,
+            ready = async {
+                books.wait_until_known(clock::now()).await?;
+                self.rest(&mut books).await
+            } => ready,
         };
         let result = match ready {
             Ok(()) => self.repeat(dir, past, &mut books, on_failure, signals).await,
             Err(error) => Err(error),
         };
+        let result = match result {
+            Ok((code, Left::Quiet)) => tokio::select! {
+                biased;
+                // Whoever waits for the end has it: the command has run.
+                _ = stop(signals) => Ok(code),
+                rested = self.rest(&mut books) => rested
+                    .map(|()| code)
+                    .map_err(|error| LabError::After { code, error: Box::new(error) }),
+            },
+            other => other.map(|(code, _)| code),
+        };
         // Whatever happened, what was read is saved.
         let stopped = books.stop_meter();
         let closed = stopped.and_then(|stopped| books.close(stopped, false));
         result.and_then(|code| closed.map(|()| code))
+    }
+
+    /// Measures the idle machine.
+    async fn rest(&self, books: &mut Books) -> Result<(), LabError> {
+        match books.has_energy() && self.spec.idle_s > 0.0 {
+            true => books.idle(Duration::from_secs_f64(self.spec.idle_s), false).await,
+            false => Ok(()),
+        }
     }
 
     async fn repeat(
@@ -228,11 +243,11 @@ impl Order {
         books: &mut Books,
         on_failure: OnFailure,
         signals: &mut Signalled,
-    ) -> Result<i32, LabError> {
+    ) -> Result<(i32, Left), LabError> {
         let mut watch = Watch::new(self, dir, books.session)?;
         let warmup = (0..u64::from(self.spec.warmup.unwrap_or(0))).map(|i| (i, true));
         let rest = (0..self.spec.repeat).filter(|i| !past.done.contains(*i)).map(|i| (i, false));
-        let mut code = past.code;
+        let (mut code, mut left) = (past.code, Left::Quiet);
         for (index, warmup) in warmup.chain(rest) {
             // A signal that came between two runs was for the next.
             if let Ok(signal) = signals.0.try_recv()
@@ -241,6 +256,7 @@ impl Order {
                 if code == 0 {
                     code = 128 + signal.number;
                 }
+                left = Left::Busy;
                 break;
             }
             let repetition = match watch.run(index, warmup, books, signals).await {
@@ -252,13 +268,24 @@ impl Order {
             if code == 0 {
                 code = repetition.code();
             }
+            if watch.interrupted || repetition.left_behind {
+                left = Left::Busy;
+            }
             if watch.interrupted || on_failure == OnFailure::Stop && !repetition.is_ok() {
                 break;
             }
         }
         watch.close(books)?;
-        Ok(code)
+        Ok((code, left))
     }
+}
+
+/// What the repetitions leave behind.
+enum Left {
+    /// A machine that is idle again.
+    Quiet,
+    /// Somebody who wants the end now, or processes that still run.
+    Busy,
 }
 
 /// Whether the command was started, in this session or an earlier one.

@@ -1,4 +1,4 @@
-//! One uninterrupted stretch of a run: idle baseline, warm-up, queries. A resumed run has several.
+//! One uninterrupted stretch of a run: idle baseline, warm-up, queries, idle baseline. A resumed run has several.
 
 use super::desk::{Desk, Landed};
 use super::plan::{Next, Plan, Unit};
@@ -88,12 +88,8 @@ impl Session<'_> {
     }
 
     async fn work(&self, desk: &mut Desk, dir: &RunDir, observe: &mut Observer<'_>) -> Result<(), LabError> {
-        let spec = &self.order.spec;
         desk.first_readings().await?;
-        if desk.meters() && spec.idle_s > 0.0 {
-            observe(Progress::Stage("measuring the idle machine".into()));
-            desk.idle(Duration::from_secs_f64(spec.idle_s), self.client.place() == Place::Here).await?;
-        }
+        self.rest(desk, observe).await?;
         observe(Progress::Stage("warming up".into()));
         self.warm_up(desk).await?;
         let at_once = if self.order.is_open() { 0 } else { self.order.cap() as u32 };
@@ -106,7 +102,17 @@ impl Session<'_> {
         self.load(desk, began, observe).await?;
         desk.settle_all(self.stop, observe).await?;
         desk.note(&Event::phase("queries", clock::now().since(began).get()))?;
-        Ok(())
+        self.rest(desk, observe).await
+    }
+
+    /// Measures the idle machine, before the queries and after them.
+    async fn rest(&self, desk: &mut Desk, observe: &mut Observer<'_>) -> Result<(), LabError> {
+        let length = self.order.spec.idle_s;
+        if !desk.meters() || length <= 0.0 {
+            return Ok(());
+        }
+        observe(Progress::Stage("measuring the idle machine".into()));
+        desk.idle(Duration::from_secs_f64(length), self.client.place() == Place::Here).await
     }
 
     /// Sends what is to be sent when it is due, and takes in what comes back.

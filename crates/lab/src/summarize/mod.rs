@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use told::Told;
 use wattle_core::account::Account;
+use wattle_core::baseline::Idle;
 use wattle_core::command::Repetition;
 use wattle_core::metrics::{Metric, WHOLE, of_command};
 use wattle_core::sensor::DeviceKind;
@@ -133,11 +134,15 @@ fn energy_doubts(told: &Told, metrics: &BTreeMap<String, Metric>, info: &RunInfo
     if let Some(coverage) = seen.filter(|c| *c < WHOLE) {
         doubts.push(Warning::Coverage { coverage });
     }
-    let partial = told.around.idle_power.values().any(|p| p.coverage() < WHOLE);
+    let partial = told.around.idle.values().filter_map(Idle::power).any(|p| p.coverage() < WHOLE);
     let contradicted =
         value("idle_power_w").and(value("mean_power_w")).is_some() && value("net_energy_j").is_none();
     if partial || contradicted {
         doubts.push(Warning::BadBaseline);
     }
+    let drifts = told.around.idle.values().filter_map(Idle::drift);
+    doubts.extend(
+        drifts.map(|(before, after)| Warning::IdleDrift { before_w: before.get(), after_w: after.get() }),
+    );
     doubts
 }

@@ -4,6 +4,7 @@ use crate::LabError;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use wattle_core::baseline::Baseline;
 use wattle_core::command::{Gauge, Repetition};
 use wattle_core::event::{Event, Line};
 use wattle_core::metrics::{Accumulator, Surroundings};
@@ -148,8 +149,8 @@ impl Told {
     fn event(&mut self, event: &str, data: &Value) {
         match event {
             "idle_baseline" => {
-                if let Ok(power) = serde_json::from_value(data["power_w"].clone()) {
-                    self.around.idle_power.insert(self.session, power);
+                if let Ok(baseline) = Baseline::deserialize(data) {
+                    self.around.idle.entry(self.session).or_default().put(baseline);
                 }
             }
             "load" => self.loads.extend(Load::deserialize(data)),

@@ -402,6 +402,7 @@ pub(crate) fn warnings() -> Vec<Warning> {
         Warning::NotStreamed { answers: 1 },
         Warning::PartlyUnscored { unscored: 1, of: 2 },
         Warning::BusyBaseline { cores: 0.5 },
+        Warning::IdleDrift { before_w: 0.5, after_w: 1.5 },
         Warning::BadBaseline,
         Warning::ClientBottleneck { cpu: 0.5, lateness_s: 0.5 },
         Warning::HeldBack { requests: 1, of: 2 },
@@ -440,6 +441,7 @@ pub(crate) fn warnings() -> Vec<Warning> {
             | Warning::NotStreamed { .. }
             | Warning::PartlyUnscored { .. }
             | Warning::BusyBaseline { .. }
+            | Warning::IdleDrift { .. }
             | Warning::BadBaseline
             | Warning::ClientBottleneck { .. }
             | Warning::HeldBack { .. }
