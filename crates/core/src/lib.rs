@@ -9,6 +9,7 @@ pub mod arrival;
 pub mod attribute;
 pub mod baseline;
 pub mod command;
+pub mod cost;
 pub mod estimate;
 pub mod event;
 pub mod exchange;

@@ -97,11 +97,24 @@ pub const DEEPEST: usize = 100;
 impl Record {
     /// Why this could not be read back from JSON as it is, if that is so.
     pub fn repeatable(&self) -> Result<(), &'static str> {
-        let share = self.share.map(|s| [s.queue, s.prefill, s.decode, s.shared, s.bound].map(Joules::get));
+        let share = self.share.map(|s| {
+            let first = s.to_first_token.unwrap_or_default();
+            [s.queue, s.prefill, s.decode, s.shared, first, s.bound].map(Joules::get)
+        });
         let ledger = self.ledger.map(|l| {
             let a = l.account;
-            [a.measured, a.bound, a.gain, a.within, a.start.unwrap_or_default(), l.idle, l.billed, l.open]
-                .map(Joules::get)
+            [
+                a.measured,
+                a.bound,
+                a.gain,
+                a.within,
+                a.start.unwrap_or_default(),
+                l.idle,
+                l.billed,
+                l.open,
+                l.foreign,
+            ]
+            .map(Joules::get)
         });
         let t = &self.telemetry;
         let joules = [t.gpu, t.cpu, t.dram, t.ane].into_iter().flatten().map(Joules::get);

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use wattle_core::baseline::{Baseline, When};
 use wattle_core::event::Event;
+use wattle_core::metrics::WHOLE;
 use wattle_core::sensor::{DeviceKind, Panel, Quantity, Reading, Sensor, SensorId};
 use wattle_core::timeline::{Anomalies, Timeline};
 use wattle_core::{Estimate, Seconds, Span, Stamp, Warning, Watts};
@@ -31,6 +32,8 @@ pub(crate) struct Books {
     metered: Option<Metered>,
     /// Whether the next idle baseline comes before the work or after it.
     when: When,
+    /// The one before.
+    idle: Option<Baseline>,
 }
 
 /// What is only there when something is metered.
@@ -105,7 +108,7 @@ impl Books {
                 Some(metered)
             }
         };
-        Ok(Self { session, log, metered, when: When::Before })
+        Ok(Self { session, log, metered, when: When::Before, idle: None })
     }
 
     /// What is metered, if anything is.
@@ -210,9 +213,16 @@ impl Books {
             );
             let baseline =
                 Baseline { when, seconds: span.duration().get(), power_w: power, gain_w: gain / covered };
+            self.idle.get_or_insert(baseline);
             self.note(&Event::with("idle_baseline", json!(baseline)))?;
         }
         Ok(())
+    }
+
+    /// Power with nothing at work, as it was before the work, and what is open about it beside the gain that all figures share.
+    pub(crate) fn idle_power(&self) -> Option<(Watts, Watts)> {
+        let baseline = self.idle.filter(|b| b.power_w.coverage() >= WHOLE)?;
+        Some((baseline.power_w.value(), baseline.power_w.bound() - baseline.gain_w))
     }
 
     /// Stops the meter and collects what is left of its readings; false if a read did not come back.

@@ -189,6 +189,11 @@ impl Metering {
         self.meter.as_ref().map_or(&[], Meter::sensors)
     }
 
+    /// Kinds of the devices whose sum is the energy.
+    pub(crate) fn panel_devices(&self) -> impl Iterator<Item = DeviceKind> + '_ {
+        self.panel.iter().flat_map(|p| &p.sensors).map(|s| self.sensors()[usize::from(s.0)].device.kind)
+    }
+
     /// Names of the sensors whose sum is the energy.
     pub(crate) fn panel_names(&self) -> Vec<String> {
         let chosen = self.panel.iter().flat_map(|p| &p.sensors);

@@ -84,8 +84,8 @@ fn model_metrics(info: &RunInfo, scored: bool) -> Vec<Column> {
         group(
             "phase_metrics",
             vec![
-                number("prefill_energy_j", |r| r.share.map(|s| s.prefill.get())),
-                number("decode_energy_j", |r| r.share.map(|s| s.decode.get())),
+                number("prefill_energy_j", |r| Some(r.share?.to_first_token?.get())),
+                number("decode_energy_j", |r| Some((r.share?.total() - r.share?.to_first_token?).get())),
                 number("prefill_duration_ms", |r| {
                     r.exchange.first_token.map(|t| t.since(r.exchange.sent).get() * MS)
                 }),

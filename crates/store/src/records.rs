@@ -59,6 +59,7 @@ fn columns() -> Vec<Column> {
         text("dated_by", |r| Some(r.exchange.dated.name())).required(),
         ordinal("attempts", |r| Some(r.exchange.attempts)).required(),
         text("conversation", |r| r.item.conversation.as_deref()),
+        number("to_first_token_j", |r| r.share.and_then(|s| s.to_first_token).map(Joules::get)),
     ]
 }
 

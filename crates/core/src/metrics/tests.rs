@@ -19,6 +19,7 @@ fn record(i: u64, energy: bool) -> Record {
         prefill: Joules(2.0),
         decode: Joules(8.0),
         shared: Joules::ZERO,
+        to_first_token: Some(Joules(2.0)),
         bound: Joules(1.0),
         method: Method::Counter,
         coverage: 1.0,
@@ -34,6 +35,7 @@ fn record(i: u64, energy: bool) -> Record {
         idle: Joules::ZERO,
         billed: Joules(10.0 * (i + 1) as f64),
         open: Joules::ZERO,
+        foreign: Joules::ZERO,
     };
     Record {
         session: 0,

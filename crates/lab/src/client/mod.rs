@@ -154,10 +154,19 @@ impl Live {
         Arc::new(Self { exchange, under_way, scheduled })
     }
 
-    /// When it was sent, if it is under way, and saw its first token.
-    pub(crate) fn progress(&self) -> (Option<Stamp>, Option<Stamp>) {
+    /// When it was sent, if it is under way.
+    pub(crate) fn progress(&self) -> Option<Stamp> {
         let under_way = self.under_way.load(Ordering::Relaxed);
-        self.with(|exchange| (under_way.then_some(exchange.sent), exchange.first_token))
+        under_way.then(|| self.with(|exchange| exchange.sent))
+    }
+
+    /// When it was first sent, if it was; of one that is sent again, when it was due.
+    pub(crate) fn tried(&self) -> Option<Stamp> {
+        let under_way = self.under_way.load(Ordering::Relaxed);
+        self.with(|exchange| match exchange.attempts {
+            1 => under_way.then_some(exchange.sent),
+            _ => Some(exchange.due),
+        })
     }
 
     /// Looks at it, or fills it.

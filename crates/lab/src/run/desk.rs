@@ -11,11 +11,12 @@ use crate::client::{Client, Live, Place};
 use crate::metering::Metering;
 use crate::{LabError, Stop};
 use serde_json::json;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use wattle_core::attribute::{Ledger, Share, Splitter, View};
+use wattle_core::attribute::{Ended, Flying, Ledger, Share, Splitter, View};
+use wattle_core::cost::Weights;
 use wattle_core::event::Event;
 use wattle_core::metrics::Accumulator;
 use wattle_core::record::{Item, Record, Score, Telemetry};
@@ -31,14 +32,12 @@ const SHOW: Seconds = Seconds(0.2);
 pub(super) struct Desk {
     run: PathBuf,
     books: Books,
+    weights: Weights,
     splitter: Option<Splitter>,
-    /// When the queries began, and when the first of them was first sent.
+    /// When the queries began.
     began: Stamp,
-    first: Option<Stamp>,
     flights: HashMap<u64, Watched>,
     landed: HashMap<u64, Landed>,
-    /// What happened to them, in the order of time, as far as the splitter has not heard of it.
-    happened: BTreeMap<(Stamp, Moment, u64), ()>,
     pumped: Stamp,
     shown: Stamp,
     lateness: Lateness,
@@ -52,21 +51,14 @@ pub(super) struct Desk {
     done: u64,
 }
 
-/// What happens to a request, in the order in which it does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Moment {
-    /// It was not taken, and waits to be sent again.
-    Withdrawn,
-    Sent,
-    FirstToken,
-    Done,
-}
-
-/// A request in flight, and what of it was told.
+/// A request in flight, and what of it the splitter was told.
 struct Watched {
     live: Arc<Live>,
-    sent: Option<Stamp>,
-    first: bool,
+    /// Length of its prompt.
+    bytes: u64,
+    /// When it was sent, the last time.
+    sent: Option<(Stamp, Flying)>,
+    pieces: usize,
 }
 
 /// A request that has ended.
@@ -90,17 +82,17 @@ impl Desk {
         session: u32,
         order: &Order,
         metering: Metering,
+        weights: Weights,
     ) -> Result<Self, LabError> {
         let slo = Slo::parse(&order.spec.slo).map_err(LabError::Usage)?;
         Ok(Self {
             run: dir.path().into(),
             books: Books::open(dir, session, order.census.items, metering)?,
+            weights,
             splitter: None,
             began: clock::now(),
-            first: None,
             flights: HashMap::new(),
             landed: HashMap::new(),
-            happened: BTreeMap::new(),
             pumped: clock::now(),
             shown: clock::now(),
             lateness: Lateness::new(order.is_open()),
@@ -135,6 +127,9 @@ impl Desk {
     pub(super) fn start_queries(&mut self, done: u64) {
         (self.done, self.began) = (done, clock::now());
         self.lateness.start();
+        if let Some((power, bound)) = self.books.idle_power() {
+            self.weights = self.weights.clone().with_idle(power, bound);
+        }
         if let Some(metered) = self.books.metered() {
             metered.needed_from = clock::now();
         }
@@ -152,10 +147,10 @@ impl Desk {
         }
     }
 
-    /// A request is about to be sent.
-    pub(super) fn take_off(&mut self, number: u64, live: &Arc<Live>) {
+    /// A request with a prompt of so many bytes is about to be sent.
+    pub(super) fn take_off(&mut self, number: u64, live: &Arc<Live>, bytes: u64) {
         if self.books.metered().is_some() {
-            self.flights.insert(number, Watched { live: Arc::clone(live), sent: None, first: false });
+            self.flights.insert(number, Watched { live: Arc::clone(live), bytes, sent: None, pieces: 0 });
         }
     }
 
@@ -171,22 +166,36 @@ impl Desk {
             self.lateness.push(landed.ready, landed.exchange.sent);
         }
         let number = landed.number;
-        let Some(watched) = self.flights.remove(&number) else {
+        let Some(mut watched) = self.flights.remove(&number) else {
             return if landed.counts { self.settle(landed, Bill::default()) } else { Ok(()) };
         };
-        let Exchange { due, sent, first_token, done, attempts, .. } = landed.exchange;
-        // Of one that was sent again, nobody may have seen the first try.
-        let tried = if attempts > 1 { due } else { sent };
-        self.first = self.first.map(|first| first.min(tried)).or(Some(tried));
-        if watched.sent.is_none() && landed.was_sent {
-            self.happened.insert((sent, Moment::Sent, number), ());
+        if self.books.has_energy() {
+            let Exchange { due, sent, done, attempts, ref tokens, .. } = landed.exchange;
+            // Of one that was sent again, nobody may have seen the first try.
+            self.open_splitter(Some(if attempts > 1 { due } else { sent }));
+            if let Some(splitter) = &mut self.splitter {
+                // One that never was sent waits for its turn like the others, so that they stay in order.
+                let sent = if landed.was_sent { sent } else { done };
+                let flying = watched.tell(splitter, number, Some(sent), tokens, done);
+                match flying {
+                    Some(flying) if landed.counts => splitter.done(flying, &landed.exchange),
+                    Some(flying) => splitter.withdraw(flying, done),
+                    None => {}
+                }
+            }
         }
-        if let Some(first) = first_token.filter(|_| !watched.first) {
-            self.happened.insert((first, Moment::FirstToken, number), ());
+        if landed.counts {
+            self.landed.insert(number, landed);
         }
-        self.happened.insert((done, Moment::Done, number), ());
-        self.landed.insert(number, landed);
         Ok(())
+    }
+
+    /// Opens the account where the first request was sent, which somebody else in flight may have been.
+    fn open_splitter(&mut self, sent: Option<Stamp>) {
+        if self.splitter.is_none() {
+            let first = self.flights.values().filter_map(|w| w.live.tried()).chain(sent).min();
+            self.splitter = first.map(|first| Splitter::open(first, self.weights.clone()));
+        }
     }
 
     /// Pumps if the time has come: while answers come faster than the pump's own timer is looked at, this is where it runs.
@@ -206,14 +215,14 @@ impl Desk {
         self.pumped = clock::now();
         self.books.collect()?;
         self.watch();
-        let until = self.books.known_until().max(self.pumped.minus_nanos(PATIENCE_NS));
-        self.tell(until)?;
+        let hurry = self.pumped.minus_nanos(PATIENCE_NS);
+        let known = self.books.known_until().max(hurry);
+        self.bill(Some((known, hurry)))?;
         if self.flights.is_empty()
-            && self.landed.is_empty()
             && let (Some(metered), Some(splitter)) = (self.books.metered(), &mut self.splitter)
             && let Some(panel) = &metered.panel
         {
-            splitter.rest(until, View { timeline: &metered.timeline, sensors: &panel.sensors });
+            splitter.rest(known, View { timeline: &metered.timeline, sensors: &panel.sensors });
         }
         self.books.flush()?;
         self.give_up(observe)?;
@@ -226,7 +235,7 @@ impl Desk {
     /// Ends the run if too many requests failed in a row. What had finished well is kept, whatever becomes of the rest.
     fn give_up(&mut self, observe: &mut Observer<'_>) -> Result<(), LabError> {
         if self.given_up.is_some() {
-            self.tell(Stamp::from_nanos(u64::MAX))?;
+            self.bill(None)?;
             self.books.flush()?;
             self.show(0, observe);
         }
@@ -236,25 +245,16 @@ impl Desk {
     /// Looks at what is in flight.
     fn watch(&mut self) {
         let mut oldest = self.pumped;
+        if self.books.has_energy() {
+            self.open_splitter(None);
+        }
         for (number, watched) in &mut self.flights {
-            let (sent, first) = watched.live.progress();
-            match (watched.sent, sent) {
-                (None, Some(sent)) => {
-                    self.happened.insert((sent, Moment::Sent, *number), ());
-                }
-                // Its place at the server is free until it is sent again.
-                (Some(_), None) => {
-                    self.happened.insert((self.pumped, Moment::Withdrawn, *number), ());
-                    watched.first = false;
-                }
-                _ => {}
-            }
-            watched.sent = sent;
-            if let Some(first) = first.filter(|_| !watched.first && sent.is_some()) {
-                self.happened.insert((first, Moment::FirstToken, *number), ());
-                watched.first = true;
-            }
+            let live = Arc::clone(&watched.live);
+            let sent = live.progress();
             oldest = sent.map_or(oldest, |sent| oldest.min(sent));
+            if let Some(splitter) = &mut self.splitter {
+                live.with(|exchange| watched.tell(splitter, *number, sent, &exchange.tokens, self.pumped));
+            }
         }
         let waiting = self.landed.values().map(|l| l.exchange.sent).min();
         let told = self.splitter.as_ref().map_or(self.began, Splitter::needs_from);
@@ -264,45 +264,57 @@ impl Desk {
         }
     }
 
-    /// Tells the splitter what happened up to `until`, and makes records of those that ended.
-    fn tell(&mut self, until: Stamp) -> Result<(), LabError> {
-        while let Some(entry) = self.happened.first_entry().filter(|e| e.key().0 <= until) {
-            let ((at, what, number), ()) = entry.remove_entry();
-            let Some(metered) = self.books.metered() else { continue };
-            let Some(panel) = &metered.panel else {
-                // Without energy there is nothing to split, but sensors may have seen something else.
-                let ended = if what == Moment::Done { self.landed.remove(&number) } else { None };
-                if let Some(landed) = ended.filter(|landed| landed.counts) {
-                    let telemetry = telemetry(metered, &landed.exchange, None);
-                    self.settle(landed, Bill { telemetry, ..Bill::default() })?;
-                }
-                continue;
-            };
-            let view = View { timeline: &metered.timeline, sensors: &panel.sensors };
-            let first = self.first.unwrap_or(at).min(at);
-            let splitter = self.splitter.get_or_insert_with(|| Splitter::open(first));
-            match what {
-                Moment::Withdrawn => splitter.withdraw(number, at, view),
-                Moment::Sent => splitter.sent(number, at, view),
-                Moment::FirstToken => splitter.first_token(number, at, view),
-                Moment::Done => {
-                    let Some(landed) = self.landed.remove(&number) else { continue };
-                    if !landed.counts {
-                        splitter.withdraw(number, at, view);
-                        continue;
-                    }
-                    let share = splitter.done(number, &landed.exchange, view);
+    /// Makes records of those whose energy is known: up to a moment, and to one up to which that cannot be waited for; or of
+    /// everything there is.
+    fn bill(&mut self, until: Option<(Stamp, Stamp)>) -> Result<(), LabError> {
+        let Some(metered) = self.books.metered() else { return Ok(()) };
+        let mut bills = Vec::new();
+        match (&metered.panel, &mut self.splitter) {
+            (Some(panel), Some(splitter)) => {
+                let view = View { timeline: &metered.timeline, sensors: &panel.sensors };
+                let landed = &self.landed;
+                let made = |ended: Ended| {
+                    let Some(landed) = landed.get(&ended.key) else { return };
                     let bill = Bill {
-                        share,
-                        perimeter: share.map(|_| panel.perimeter),
-                        telemetry: telemetry(metered, &landed.exchange, share),
-                        ledger: Some(splitter.ledger()),
+                        share: ended.share,
+                        perimeter: ended.share.map(|_| panel.perimeter),
+                        telemetry: telemetry(metered, &landed.exchange, ended.share),
+                        ledger: Some(ended.ledger),
                     };
-                    self.settle(landed, bill)?;
+                    bills.push((ended.key, bill));
+                };
+                match until {
+                    Some((known, hurry)) => splitter.settle(known, hurry, view, made),
+                    None => splitter.finish(view, made),
                 }
+            }
+            // Without energy there is nothing to split, but sensors may have seen something else.
+            _ => {
+                let known = |l: &&Landed| until.is_none_or(|(known, _)| l.exchange.done <= known);
+                let mut all: Vec<&Landed> = self.landed.values().filter(known).collect();
+                all.sort_by_key(|l| (l.exchange.done, l.number));
+                bills.extend(all.into_iter().map(|landed| {
+                    let telemetry = telemetry(metered, &landed.exchange, None);
+                    (landed.number, Bill { telemetry, ..Bill::default() })
+                }));
+            }
+        }
+        for (number, bill) in bills {
+            if let Some(landed) = self.landed.remove(&number) {
+                self.settle(landed, bill)?;
             }
         }
         Ok(())
+    }
+
+    /// What is still in flight is with the server no more.
+    fn let_go(&mut self) {
+        let now = clock::now();
+        for (_, watched) in self.flights.drain() {
+            if let Some((splitter, (_, flying))) = self.splitter.as_mut().zip(watched.sent) {
+                splitter.withdraw(flying, now);
+            }
+        }
     }
 
     /// Waits until every ended exchange is a record, unless there is no time for that.
@@ -311,6 +323,8 @@ impl Desk {
         stop: &Stop,
         observe: &mut Observer<'_>,
     ) -> Result<(), LabError> {
+        self.watch();
+        self.let_go();
         while !self.landed.is_empty() && !stop.hurries() {
             self.pump(0, observe)?;
             if !self.landed.is_empty() {
@@ -331,7 +345,6 @@ impl Desk {
         observe: &mut Observer<'_>,
     ) -> Result<(), LabError> {
         self.note(&Event::plain("interrupted"))?;
-        self.flights.clear();
         // It ends anyway: what failed is told as it is.
         self.give_up_after = 0;
         self.settle_all(stop, observe).await
@@ -340,7 +353,7 @@ impl Desk {
     /// Stops the meter and writes what is left, then the session's last lines.
     pub(super) fn close(mut self, client: &dyn Client) -> Result<(), LabError> {
         let stopped = self.books.stop_meter()?;
-        self.tell(Stamp::from_nanos(u64::MAX))?;
+        self.bill(None)?;
         // If the run gave up, the failures that made it do so were dropped already.
         self.write_failures()?;
         if let Some(load) = self.lateness.event(client.connections()) {
@@ -411,6 +424,29 @@ impl Desk {
             joules_per_query: self.so_far.joules_per_query(),
             joules_per_token: self.so_far.joules_per_token(),
         });
+    }
+}
+
+impl Watched {
+    /// Tells the splitter what is new: when it was sent, if it is with the server, and all pieces that came so far.
+    fn tell(
+        &mut self,
+        splitter: &mut Splitter,
+        number: u64,
+        sent: Option<Stamp>,
+        pieces: &[Stamp],
+        now: Stamp,
+    ) -> Option<Flying> {
+        // Its place at the server is free until it is sent again.
+        if let Some((_, flying)) = self.sent.take_if(|(before, _)| Some(*before) != sent) {
+            splitter.withdraw(flying, sent.unwrap_or(now));
+            self.pieces = 0;
+        }
+        let sent = sent?;
+        let (_, flying) = *self.sent.get_or_insert_with(|| (sent, splitter.sent(number, sent, self.bytes)));
+        splitter.pieces(flying, &pieces[self.pieces.min(pieces.len())..]);
+        self.pieces = pieces.len();
+        Some(flying)
     }
 }
 

@@ -19,6 +19,8 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use wattle_core::arrival::Spread;
+use wattle_core::cost::{Weights, bytes_of};
+use wattle_core::sensor::DeviceKind;
 use wattle_core::spec::{Layer, MOST_IN_FLIGHT, Spec};
 use wattle_core::summary::{ModelInfo, RunInfo, Summary};
 use wattle_store::RunDir;
@@ -301,7 +303,8 @@ impl Order {
         let run_id = dir.info()?.run_id;
         let name = model.name.as_str().into();
         let mark = &run_id[..run_id.len().min(8)];
-        let session = Session { order: self, client, model: &model, stop, past, name, mark };
+        let weights = weights(&model, &metering, client.worker());
+        let session = Session { order: self, client, model: &model, stop, past, name, mark, weights };
         let held = session.hold(dir, metering, observe).await;
         if let Some(cause) = stop.cause().filter(|_| stop.hurries()) {
             return Err(LabError::Hurried { cause, run: dir.path().into() });
@@ -366,6 +369,14 @@ fn with_changes(spec: &Spec, changes: &[Layer]) -> Result<Spec, LabError> {
         layers.push(layer.clone());
     }
     Spec::from_layers(&layers).map_err(|e| usage(&e))
+}
+
+/// By what energy is split.
+fn weights(model: &ModelInfo, metering: &Metering, worker: Option<DeviceKind>) -> Weights {
+    let board = metering.panel_devices().any(|kind| kind == DeviceKind::Gpu);
+    let worker = worker.unwrap_or(if board { DeviceKind::Gpu } else { DeviceKind::Cpu });
+    let bytes = model.format.as_deref().and_then(bytes_of);
+    Weights::defaults(model.parameters, bytes, worker)
 }
 
 /// The settings as they are kept: paths from anywhere, choices made.

@@ -13,6 +13,7 @@ use futures_util::stream::FuturesUnordered;
 use std::sync::Arc;
 use std::time::Duration;
 use wattle_core::Warning;
+use wattle_core::cost::Weights;
 use wattle_core::event::Event;
 use wattle_core::exchange::{Request, Role, Turn};
 use wattle_core::record::{Item, Score};
@@ -41,6 +42,8 @@ pub(super) struct Session<'a> {
     pub(super) name: Arc<str>,
     /// What no prompt of another run begins with.
     pub(super) mark: &'a str,
+    /// By what energy is split.
+    pub(super) weights: Weights,
 }
 
 /// One request on its way.
@@ -56,6 +59,14 @@ struct Flight {
     counts: bool,
 }
 
+impl Flight {
+    /// Length of all that the model reads, but for what every prompt of the run has.
+    fn bytes(&self) -> u64 {
+        let before: usize = self.item.history.iter().map(|turn| turn.content.len()).sum();
+        (self.item.prompt.len() + before) as u64
+    }
+}
+
 impl Session<'_> {
     pub(super) async fn hold(
         &self,
@@ -63,7 +74,7 @@ impl Session<'_> {
         metering: Metering,
         observe: &mut Observer<'_>,
     ) -> Result<Option<StopCause>, LabError> {
-        let mut desk = Desk::open(dir, self.past.sessions, self.order, metering)?;
+        let mut desk = Desk::open(dir, self.past.sessions, self.order, metering, self.weights.clone())?;
         if let Target::Existing { changes, .. } = &self.order.target {
             for change in changes.iter().filter(|c| !c.values.is_empty()) {
                 desk.note(&Event::with("settings_changed", change.values.clone().into()))?;
@@ -137,7 +148,7 @@ impl Session<'_> {
                     Next::Send(unit, due) => {
                         desk.held_back(full && due.is_some() && !filling);
                         let flight = self.flight(number, unit, due, free, !filling);
-                        desk.take_off(number, &flight.live);
+                        desk.take_off(number, &flight.live, flight.bytes());
                         flights.push(self.fly(flight));
                         (number, counted) = (number + 1, counted + u64::from(!filling));
                     }
@@ -168,7 +179,7 @@ impl Session<'_> {
                     });
                     let (rest, counts) = (std::mem::take(&mut flight.rest), flight.counts);
                     let Flight { number: landed, item, live, ready, .. } = flight;
-                    let was_sent = live.progress().0.is_some();
+                    let was_sent = live.progress().is_some();
                     let exchange = live.take();
                     free = exchange.done;
                     counted -= u64::from(counts);
@@ -177,7 +188,7 @@ impl Session<'_> {
                         // The next turn is due when the one before has been answered.
                         let due = self.order.is_open().then_some(free);
                         let flight = self.flight(number, rest, due, free, true);
-                        desk.take_off(number, &flight.live);
+                        desk.take_off(number, &flight.live, flight.bytes());
                         flights.push(self.fly(flight));
                         (number, counted) = (number + 1, counted + 1);
                     }

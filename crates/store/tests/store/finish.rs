@@ -46,6 +46,7 @@ fn a_record_is_a_row_with_all_it_knows() {
         "done_ns": 9_601_000_001u64, "token_ns": [9_101_000_001u64, 9_301_000_001u64, 9_501_000_001u64],
         "prompt_tokens": 11, "completion_tokens": 3, "reasoning_tokens": 1, "cached_tokens": u64::MAX,
         "dated_by": "kernel", "tokens_from": "usage", "attempts": 2, "conversation": "chat-1",
+        "to_first_token_j": share.to_first_token.unwrap().get(),
         "energy_j": share.total().get(), "energy_bound_j": share.bound.get(), "energy_method": "integral",
         "energy_coverage": share.coverage, "energy_perimeter": "host", "prefill_j": share.prefill.get(),
         "decode_j": share.decode.get(), "shared_j": share.shared.get(),

@@ -95,6 +95,7 @@ pub(crate) fn record(index: u64) -> Record {
             prefill: Joules(x),
             decode: Joules(x * 3.3),
             shared: Joules(x / 7.0),
+            to_first_token: Some(Joules(x * 1.7)),
             bound: Joules(x / 3.0),
             method: Method::Integral,
             coverage: 0.1 + 0.2,
