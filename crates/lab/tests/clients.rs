@@ -176,6 +176,144 @@ fn a_server_that_is_not_there_is_said_to_be_so_with_the_way_out() {
     }
 }
 
+mod load {
+    use super::*;
+    use std::io::{Read, Write};
+    use wattle_core::wire::prometheus::Load;
+    use wattle_core::wire::timings;
+    use wattle_sim_server::EngineConfig;
+
+    fn openai(url: String) -> Box<dyn Client> {
+        client::open("openai", &Settings { url: Some(url), limits: LIMITS, ..Settings::default() }).unwrap()
+    }
+
+    /// A server that says `answer` to whatever it is asked, once, and what it was asked.
+    fn says(answer: &'static [u8]) -> (String, std::thread::JoinHandle<String>) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/v1", listener.local_addr().unwrap());
+        let serving = std::thread::spawn(move || {
+            let (mut socket, _) = listener.accept().unwrap();
+            let mut asked = [0; 4096];
+            let length = socket.read(&mut asked).unwrap();
+            // The client hangs up on what is too long.
+            let _ = socket.write_all(answer);
+            String::from_utf8_lossy(&asked[..length]).into_owned()
+        });
+        (url, serving)
+    }
+
+    #[test]
+    fn a_server_says_how_busy_it_is_while_it_answers() {
+        let engine = EngineConfig { max_batch: 2, ..EngineConfig::default() };
+        let config = Config { engine: Some(engine), tokens: 60, ..Config::default() };
+        let server = Server::start(config).unwrap();
+        let client = openai(format!("{}/v1", server.url()));
+        block_on(async {
+            let model = ready(client.as_ref()).await;
+            client.connect(5).await;
+            let opened = client.connections();
+            let question = request(&model, "how busy are you?", 60);
+            let asked = (0..5).map(|_| ask(client.as_ref(), &question, Live::now()));
+            let looked = async {
+                let mut seen = Vec::new();
+                while seen.len() < 1000 {
+                    let load = client.load().await.unwrap();
+                    seen.push(load);
+                    if (load.running, load.generation_tokens) == (Some(0.0), Some(300.0)) {
+                        break;
+                    }
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                seen
+            };
+            let (answers, seen) = tokio::join!(futures_util::future::join_all(asked), looked);
+            assert!(answers.iter().all(|(_, e)| e.outcome.is_ok() && e.attempts == 1), "{answers:?}");
+            assert!(seen.iter().any(|l| l.running == Some(2.0) && l.waiting == Some(3.0)), "{seen:?}");
+            let given = |load: &Load| load.generation_tokens.unwrap();
+            assert!(seen.is_sorted_by(|a, b| given(a) <= given(b)), "a counter counts up: {seen:?}");
+            let last = seen.last().unwrap();
+            let prompts: u64 = answers.iter().map(|(_, e)| e.usage.prompt.unwrap()).sum();
+            assert_eq!((given(last), last.prompt_tokens), (300.0, Some(prompts as f64)));
+            assert_eq!(client.connections(), opened, "looking is not counted");
+            let opened = opened.unwrap() as usize;
+            assert_eq!(server.connections(), opened + 1, "and has one connection for all looks");
+            client.close().await.unwrap();
+        });
+        assert_eq!(server.log().len(), 5, "nor is it a request");
+    }
+
+    #[test]
+    fn a_server_that_says_nothing_has_no_load_and_answers_all_the_same() {
+        let server = Server::start(Config { metrics: false, ..Config::default() }).unwrap();
+        let client = openai(server.url());
+        block_on(async {
+            let model = ready(client.as_ref()).await;
+            assert_eq!(client.load().await, None);
+            let (_, e) = ask(client.as_ref(), &request(&model, "hi", 4), Live::now()).await;
+            assert!(e.outcome.is_ok(), "{:?}", e.outcome);
+        });
+        for (name, server, client) in all(LIMITS).into_iter().filter(|(name, ..)| *name != "openai") {
+            assert_eq!(block_on(client.load()), None, "{name}");
+            drop(server);
+        }
+    }
+
+    #[test]
+    fn only_a_scrape_that_is_understood_is_a_load() {
+        let asked = |answer| {
+            let (url, serving) = says(answer);
+            let load = block_on(openai(url).load());
+            (load, serving.join().unwrap())
+        };
+        let (load, request) =
+            asked(b"HTTP/1.1 200 OK\r\ncontent-length: 32\r\n\r\nllamacpp:requests_processing 3\r\n");
+        assert_eq!(load, Some(Load { running: Some(3.0), ..Load::default() }));
+        assert!(request.starts_with("GET /metrics HTTP/1.1\r\n"), "beside the API: {request}");
+        for wrong in [
+            b"HTTP/1.1 200 OK\r\ncontent-length: 13\r\n\r\n<html></html>".as_slice(),
+            b"HTTP/1.1 401 No\r\ncontent-length: 32\r\n\r\nllamacpp:requests_processing 3\r\n",
+            b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\nllamacpp:requests_processing 3\r\n",
+            b"not HTTP at all\r\n\r\n",
+            b"",
+        ] {
+            assert_eq!(asked(wrong).0, None, "{}", String::from_utf8_lossy(wrong));
+        }
+        let huge =
+            [b"HTTP/1.1 200 OK\r\n\r\nvllm:num_requests_running 1\n".as_slice(), &vec![b'\n'; 5 << 20]];
+        assert_eq!(asked(huge.concat().leak()).0, None);
+    }
+
+    #[test]
+    fn a_server_that_is_silent_is_not_waited_for() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = openai(format!("http://{}", listener.local_addr().unwrap()));
+        let began = clock::now();
+        assert_eq!(block_on(client.load()), None);
+        assert!(clock::now().since(began).get() < 10.0);
+    }
+
+    #[test]
+    fn what_a_server_says_about_its_times_is_kept() {
+        let config = Config { ttft_ms: 20.0, itl_ms: 2.0, timings: true, ..Config::default() };
+        let server = Server::start(config).unwrap();
+        for name in ["openai", "ollama"] {
+            let settings = Settings { url: Some(server.url()), limits: LIMITS, ..Settings::default() };
+            let client = client::open(name, &settings).unwrap();
+            let e = block_on(async {
+                let model = ready(client.as_ref()).await;
+                ask(client.as_ref(), &request(&model, "one two three", 6), Live::now()).await.1
+            });
+            let said = e.server.unwrap();
+            let close = |seconds: Option<f64>, truth: f64| (seconds.unwrap() - truth).abs() < 1e-9;
+            assert!(close(timings::prefill_seconds(&said), 0.02), "{name}: {said}");
+            assert!(close(timings::decode_seconds(&said), 0.01), "{name}: {said}");
+            let tokens = (timings::processed_tokens(&said), timings::cached_tokens(&said));
+            let expected = if name == "openai" { (Some(3), Some(0)) } else { (None, None) };
+            assert_eq!(tokens, expected, "{name}");
+        }
+    }
+}
+
 /// HTTP/2 in clear text: many requests on one connection.
 mod http2 {
     use super::*;

@@ -11,6 +11,7 @@ use wattle_core::registry::{self, About, Params};
 use wattle_core::sensor::DeviceKind;
 use wattle_core::summary::ModelInfo;
 use wattle_core::time::Stamp;
+use wattle_core::wire::prometheus::Load;
 use wattle_meter::clock;
 
 pub mod embedded;
@@ -245,6 +246,12 @@ pub trait Client: Send + Sync {
 
     /// Sends one request. Whatever comes of it, good or bad, is in `live`. Dropping the future cancels the request.
     fn send<'a>(&'a self, request: &'a Request, live: &'a Arc<Live>) -> BoxFuture<'a, Verdict>;
+
+    /// How busy its server says it is, where it says so within two seconds. It is asked on a connection that no request is on,
+    /// and nothing of it is counted.
+    fn load(&self) -> BoxFuture<'_, Option<Load>> {
+        Box::pin(async { None })
+    }
 
     /// How many connections were opened so far, where there are any.
     fn connections(&self) -> Option<u64> {

@@ -15,6 +15,7 @@ use wattle_core::registry::{About, Opt, Params, nearest};
 use wattle_core::summary::ModelInfo;
 use wattle_core::time::Stamp;
 use wattle_core::wire::openai::{self as wire, Api, CapKey, Malformed};
+use wattle_core::wire::prometheus::{LONGEST_SCRAPE, Load};
 use wattle_core::wire::sse;
 
 /// More than this is not an answer.
@@ -23,6 +24,8 @@ const LONGEST_ANSWER: usize = 64 << 20;
 const LONGEST_LISTING: usize = 4 << 20;
 /// A server that is well lists its models sooner.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(30);
+/// What a server says later about its load is old.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(super) const DRIVER: Driver = Driver {
     about: About {
@@ -51,6 +54,8 @@ pub(super) const DRIVER: Driver = Driver {
 
 struct OpenAi {
     http: Http,
+    /// The same server beside its API: what it says about itself has connections of its own.
+    beside: Http,
     model: Option<String>,
     limits: Limits,
     api: Api,
@@ -74,12 +79,10 @@ impl OpenAi {
         })?;
         let version = Version::parse(&settings.params)?;
         let endpoint = Endpoint::parse(url, version, "/v1", &["/chat/completions", "/completions"])?;
+        let key = read_key(&settings.params, Some(KEY_VARIABLE))?;
         Ok(Self {
-            http: Http::new(
-                endpoint,
-                read_key(&settings.params, Some(KEY_VARIABLE))?,
-                settings.limits.connect,
-            ),
+            beside: Http::new(endpoint.without("/v1"), key.clone(), LOAD_TIMEOUT),
+            http: Http::new(endpoint, key, settings.limits.connect),
             model: settings.model.clone(),
             limits: settings.limits,
             api: choice(&settings.params, "api", &[("chat", Api::Chat), ("completions", Api::Completions)])?,
@@ -123,6 +126,18 @@ impl OpenAi {
             }
             _ => Ok(None), // Alive, and does not list models.
         }
+    }
+
+    /// What the server says about its load; `None` if it does not.
+    async fn scrape(&self) -> Option<Load> {
+        let asking = async {
+            let answer = self.beside.call(Method::GET, "/metrics", Vec::new(), None).await.ok()?;
+            if answer.status() != 200 {
+                return None;
+            }
+            answer.whole(LONGEST_SCRAPE).await.ok()
+        };
+        Load::read(&tokio::time::timeout(LOAD_TIMEOUT, asking).await.ok()??)
     }
 
     fn unwell(&self, trouble: Trouble) -> LabError {
@@ -289,6 +304,10 @@ impl Client for OpenAi {
         Box::pin(carry(&self.limits, live, self.exchange(request, live)))
     }
 
+    fn load(&self) -> BoxFuture<'_, Option<Load>> {
+        Box::pin(self.scrape())
+    }
+
     fn connections(&self) -> Option<u64> {
         Some(self.http.opened())
     }
@@ -296,6 +315,7 @@ impl Client for OpenAi {
     fn close(&self) -> BoxFuture<'_, Result<(), LabError>> {
         Box::pin(async {
             self.http.close();
+            self.beside.close();
             Ok(())
         })
     }

@@ -18,6 +18,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
 use wattle_core::exchange::FailureClass;
 
 /// Where a server is.
+#[derive(Clone)]
 pub(crate) struct Endpoint {
     pub(super) url: String,
     host: String,
@@ -77,6 +78,12 @@ impl Endpoint {
             addresses: OnceLock::new(),
             place: OnceLock::new(),
         })
+    }
+
+    /// The same server, its paths without this ending before them.
+    pub(crate) fn without(&self, ending: &str) -> Self {
+        let base = self.base.strip_suffix(ending).unwrap_or(&self.base).to_owned();
+        Self { base, ..self.clone() }
     }
 
     /// Whether a connection carries several requests at once.
@@ -174,6 +181,10 @@ mod tests {
         assert_eq!(base("http://[::1]:8000/v1/"), is("::1", 8000, "/v1"));
         assert_eq!(base("https://api.example.com/openai/v1"), is("api.example.com", 443, "/openai/v1"));
         assert_eq!(base("http://h/v1/chat/completions"), is("h", 80, "/v1"));
+        let root = |url: &str| parse(url).map(|e| e.without("/v1").base).ok();
+        assert_eq!(root("http://h"), Some(String::new()));
+        assert_eq!(root("http://h/openai/v1/"), Some("/openai".into()));
+        assert_eq!(root("http://h/elsewhere"), Some("/elsewhere".into()));
         for wrong in [
             "127.0.0.1:8000",
             "ftp://x",
