@@ -61,6 +61,8 @@ pub(super) enum End {
 /// What holds for all in a tick.
 pub(super) struct Around<'a> {
     pub(super) guess: &'a Guess,
+    /// Seconds of work for a prompt token.
+    pub(super) speed: Option<f64>,
     pub(super) pace: Option<&'a Pace>,
     /// Moments of first tokens.
     pub(super) firsts: &'a BTreeSet<Stamp>,
@@ -162,6 +164,11 @@ impl Flight {
         self.end.is_some() || heard.is_some_and(|heard| heard >= at)
     }
 
+    /// How long work on the rest of its prompt takes, beside that for others.
+    pub(super) fn takes(&self, speed: f64) -> f64 {
+        self.left * speed * SLOWED
+    }
+
     pub(super) fn ends_by(&self, at: Stamp) -> bool {
         self.end.is_some_and(|(end, _)| end <= at)
     }
@@ -190,8 +197,8 @@ impl Flight {
             (None, _) if !around.streams => part.prefilling = until.since(from).get(),
             (None, _) if around.head == Some(self.key) => {
                 part.prefilling = until.since(from).get();
-                if let Some(pace) = around.guess.pace() {
-                    self.charge_prompt(self.left.min(part.prefilling / pace), &mut part);
+                if let Some(speed) = around.speed {
+                    self.charge_prompt(self.left.min(part.prefilling / speed), &mut part);
                 }
             }
             (None, _) => part.waiting = until.since(from).get(),
@@ -232,6 +239,10 @@ impl Flight {
     /// Moments at which pieces came that are not charged yet, after the one before them.
     pub(super) fn beats(&self) -> (Stamp, &VecDeque<Stamp>) {
         (self.last, &self.pieces)
+    }
+
+    pub(super) fn prompt(&self) -> f64 {
+        self.prompt
     }
 
     /// What its next token will look back at.

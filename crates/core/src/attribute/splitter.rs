@@ -15,6 +15,10 @@ use std::collections::{BTreeSet, VecDeque};
 /// a power that nobody saw.
 const TICK_NS: u64 = 100_000_000;
 
+/// So long a first token or the next piece is waited for before a tick is split without it. Short enough that what has finished is
+/// on disk within a second.
+const PATIENCE_NS: u64 = 700_000_000;
+
 /// A request that was told to a [`Splitter`], until it has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Flying(usize);
@@ -35,12 +39,10 @@ pub struct Ended {
 pub struct Foreign {
     /// When.
     pub span: Span,
-    /// How many of their requests were worked on, on average.
+    /// How many of their requests were worked on, on average. Each is taken to get as many tokens as each of ours.
     pub requests: f64,
     /// Their prompt tokens.
     pub prefill: f64,
-    /// Tokens said to them.
-    pub decode: f64,
 }
 
 /// Splits energy over exchanges: these are told as they are seen, and billed as soon as the energy and what was done for
@@ -153,6 +155,16 @@ impl Splitter {
         }
     }
 
+    /// Prompt tokens of ours that were worked off in a span of which nothing is settled.
+    pub fn prompts_in(&self, span: Span) -> f64 {
+        self.slots
+            .iter()
+            .flatten()
+            .filter(|f| f.first.is_some_and(|t| span.contains(t)))
+            .map(|f| f.prompt())
+            .sum()
+    }
+
     /// Others were served, too. Told in order, before the time it is about is settled.
     pub fn foreign(&mut self, foreign: Foreign) {
         self.foreign.push_back(foreign);
@@ -166,8 +178,9 @@ impl Splitter {
         }
     }
 
-    /// Splits the energy up to `known`, as far as it is known what was done for whom; up to `hurry` in any case.
-    pub fn settle(&mut self, known: Stamp, hurry: Stamp, view: View<'_>, mut ended: impl FnMut(Ended)) {
+    /// Splits the energy up to `known`, as far as it is known what was done for whom, or was to be known before `now`.
+    pub fn settle(&mut self, known: Stamp, now: Stamp, view: View<'_>, mut ended: impl FnMut(Ended)) {
+        let hurry = now.minus_nanos(PATIENCE_NS);
         loop {
             self.begin(self.at);
             if self.running.is_empty() {
@@ -252,10 +265,18 @@ impl Splitter {
         let mut parts = std::mem::take(&mut self.parts);
         parts.clear();
         let flights = || self.running.iter().filter_map(|slot| self.slots[*slot].as_deref());
-        let waits = |f: &&Flight| f.first.is_none() && !matches!(f.end, Some((_, End::Whole(_))));
+        // One whose prompt takes less than was waited for its first token has to wait itself.
+        let decoding = flights().any(|f| f.first.is_some());
+        let speed = self.weights.seconds.map(|s| s.prefill).or(self.guess.pace());
+        let waits = |f: &&Flight| match speed {
+            _ if f.first.is_some() || matches!(f.end, Some((_, End::Whole(_)))) => false,
+            Some(speed) if f.end.is_none() => f.takes(speed) * 1e9 >= PATIENCE_NS as f64,
+            _ => !decoding || f.end.is_some(),
+        };
         let pace = self.weights.seconds.and_then(|seconds| pace(seconds, self.at, flights()));
         let around = Around {
             guess: &self.guess,
+            speed,
             pace: pace.as_ref(),
             firsts: &self.firsts,
             head: flights().filter(waits).min_by_key(|f| f.sent).map(|f| f.key),
@@ -291,12 +312,12 @@ impl Splitter {
             let overlap = foreign.span.end().min(tick.end()).since(foreign.span.start().max(tick.start()));
             let fraction = ratio(overlap.get(), foreign.span.duration().get()).unwrap_or(0.0);
             others.prefill += foreign.prefill * fraction;
-            others.decode += foreign.decode * fraction;
             others.decoding += foreign.requests * overlap.get();
         }
-        // Nobody knows what they look back at: as much as ours.
-        let (context, decode) = ours.iter().fold((0.0, 0.0), |(c, d), p| (c + p.context, d + p.decode));
-        others.context = others.decode * ratio(context, decode).unwrap_or(0.0);
+        // Nobody knows how much is said to them and what that looks back at: as much as to ours.
+        let sum = |of: fn(&Part) -> f64| ours.iter().map(of).sum::<f64>();
+        let like_ours = |of| ratio(others.decoding * sum(of), sum(|p| p.decoding)).unwrap_or(0.0);
+        (others.decode, others.context) = (like_ours(|p| p.decode), like_ours(|p| p.context));
         others
     }
 

@@ -106,7 +106,7 @@ proptest! {
         let first = exchanges.iter().map(|e| e.sent).min().unwrap();
         let mut splitter = Splitter::open(first, weights().with_idle(Watts(idle), Watts(1.0)));
         splitter.foreign(Foreign {
-            span: Span::new(at(500), at(900)), requests: foreign, prefill: 100.0 * foreign, decode: 20.0 * foreign,
+            span: Span::new(at(500), at(900)), requests: foreign, prefill: 100.0 * foreign,
         });
         (0..).zip(&exchanges).for_each(|(i, e)| tell(&mut splitter, i, e));
         let mut shares = Vec::new();
@@ -144,7 +144,7 @@ proptest! {
                     splitter.done(flying, e);
                 }
             }
-            splitter.settle(now.minus_nanos(100 * MS), now.minus_nanos(700 * MS), view, |ended| {
+            splitter.settle(now.minus_nanos(100 * MS), now, view, |ended| {
                 assert!(ended.ledger.residual().unwrap().abs() <= 1e-9);
                 seen += 1;
             });
@@ -165,7 +165,7 @@ fn what_is_still_in_flight_is_kept_apart() {
     splitter.pieces(stays, &[at(101), at(1300)]);
     tell(&mut splitter, 1, &exchange(100, 1, 500));
     let mut ended = Vec::new();
-    splitter.settle(at(1000), at(1000), view, |e| ended.push(e));
+    splitter.settle(at(1000), at(1700), view, |e| ended.push(e));
     let ledger = ended[0].ledger;
     assert!(ledger.residual().unwrap().abs() <= 1e-9);
     assert!(ledger.open.get() > 0.3 * ledger.account.measured.get());
@@ -253,12 +253,7 @@ fn what_others_are_served_is_not_billed_to_ours() {
     let timeline = timeline();
     let view = View { timeline: &timeline, sensors: &SENSOR };
     let mut splitter = Splitter::open(at(100), weights());
-    splitter.foreign(Foreign {
-        span: Span::new(at(100), at(300)),
-        requests: 1.0,
-        prefill: 0.0,
-        decode: 10.0,
-    });
+    splitter.foreign(Foreign { span: Span::new(at(100), at(300)), requests: 1.0, prefill: 0.0 });
     let mut e = exchange(100, 0, 200);
     e.tokens.extend((1..=10).map(|i| at(100 + 20 * i)));
     tell(&mut splitter, 0, &e);
@@ -275,10 +270,10 @@ fn what_is_told_late_is_billed_once() {
     let view = View { timeline: &timeline, sensors: &SENSOR };
     let mut splitter = Splitter::open(at(100), weights());
     tell(&mut splitter, 0, &exchange(100, 10, 200));
-    splitter.settle(at(400), at(400), view, |_| {});
+    splitter.settle(at(400), at(1100), view, |_| {});
     tell(&mut splitter, 1, &exchange(250, 10, 100));
     let mut late = None;
-    splitter.settle(at(400), at(400), view, |e| late = e.share);
+    splitter.settle(at(400), at(1100), view, |e| late = e.share);
     assert!((late.unwrap().total().get() - joules(&timeline, 300, 350)).abs() < 1e-9);
     assert!(splitter.ledger().residual().unwrap().abs() < 1e-9);
 }

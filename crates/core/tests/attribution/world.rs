@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use wattle_core::attribute::{Ended, Ledger, Splitter, View};
-use wattle_core::cost::{Weights, Work};
+use wattle_core::cost::Weights;
 use wattle_core::exchange::{Exchange, Finish, Outcome, TokensFrom, Usage};
 use wattle_core::sensor::{Device, DeviceKind, Kind, Perimeter, Quantity, Reading, Sensor, SensorId, Trust};
-use wattle_core::{Seconds, Stamp, Timeline};
+use wattle_core::{Stamp, Timeline};
 use wattle_sim_server::{Engine, EngineConfig, Joules, Told};
 
 pub(crate) const SENSORS: [SensorId; 1] = [SensorId(0)];
@@ -41,7 +41,7 @@ pub(crate) fn serve(config: &EngineConfig, asks: &[Ask], at_once: usize) -> Past
     let mut power: Vec<(u64, f64)> = vec![(0, config.idle_watts)];
     let mut exchanges: Vec<Exchange> = Vec::new();
     let mut truth: BTreeMap<u64, Joules> = BTreeMap::new();
-    let mut arrive = |engine: &mut Engine, exchanges: &mut Vec<Exchange>, now: u64| {
+    let arrive = |engine: &mut Engine, exchanges: &mut Vec<Exchange>, now: u64| {
         let id = exchanges.len();
         if let Some(ask) = asks.get(id) {
             engine.arrive(id as u64, ask.prompt, ask.answer);
@@ -130,7 +130,6 @@ fn watch(power: &[(u64, f64)], until: u64) -> Timeline {
 pub(crate) struct Found {
     pub(crate) ended: Vec<Ended>,
     pub(crate) ledger: Ledger,
-    pub(crate) work: (Work, Seconds),
 }
 
 /// Splits it as a run does: what has happened is told every 20 ms, energy is known 100 ms later.
@@ -160,9 +159,9 @@ pub(crate) fn split(past: &Past, weights: Weights) -> Found {
             }
             !over
         });
-        splitter.settle(now.minus_nanos(110 * MS), now.minus_nanos(700 * MS), view, |e| ended.push(e));
+        splitter.settle(now.minus_nanos(110 * MS), now, view, |e| ended.push(e));
     }
     splitter.finish(view, |e| ended.push(e));
     ended.sort_by_key(|e| e.key);
-    Found { ended, ledger: splitter.ledger(), work: splitter.work() }
+    Found { ended, ledger: splitter.ledger() }
 }

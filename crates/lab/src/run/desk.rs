@@ -215,9 +215,8 @@ impl Desk {
         self.pumped = clock::now();
         self.books.collect()?;
         self.watch();
-        let hurry = self.pumped.minus_nanos(PATIENCE_NS);
-        let known = self.books.known_until().max(hurry);
-        self.bill(Some((known, hurry)))?;
+        let known = self.books.known_until().max(self.pumped.minus_nanos(PATIENCE_NS));
+        self.bill(Some(known))?;
         if self.flights.is_empty()
             && let (Some(metered), Some(splitter)) = (self.books.metered(), &mut self.splitter)
             && let Some(panel) = &metered.panel
@@ -264,9 +263,8 @@ impl Desk {
         }
     }
 
-    /// Makes records of those whose energy is known: up to a moment, and to one up to which that cannot be waited for; or of
-    /// everything there is.
-    fn bill(&mut self, until: Option<(Stamp, Stamp)>) -> Result<(), LabError> {
+    /// Makes records of those whose energy is known: up to a moment, or of everything there is.
+    fn bill(&mut self, until: Option<Stamp>) -> Result<(), LabError> {
         let Some(metered) = self.books.metered() else { return Ok(()) };
         let mut bills = Vec::new();
         match (&metered.panel, &mut self.splitter) {
@@ -284,13 +282,13 @@ impl Desk {
                     bills.push((ended.key, bill));
                 };
                 match until {
-                    Some((known, hurry)) => splitter.settle(known, hurry, view, made),
+                    Some(known) => splitter.settle(known, self.pumped, view, made),
                     None => splitter.finish(view, made),
                 }
             }
             // Without energy there is nothing to split, but sensors may have seen something else.
             _ => {
-                let known = |l: &&Landed| until.is_none_or(|(known, _)| l.exchange.done <= known);
+                let known = |l: &&Landed| until.is_none_or(|known| l.exchange.done <= known);
                 let mut all: Vec<&Landed> = self.landed.values().filter(known).collect();
                 all.sort_by_key(|l| (l.exchange.done, l.number));
                 bills.extend(all.into_iter().map(|landed| {
