@@ -88,6 +88,8 @@ pub(crate) const DRAWS: usize = 64;
 const MODEL_ERROR: f64 = 0.1;
 /// Of the documented ratios: the truth lies within a factor of four in 95 % of cases.
 const DEFAULTS_ERROR: f64 = std::f64::consts::LN_2;
+/// Where nobody measured it, idle power is this part of the power at work, give or take all of it: boards draw 10 to 30 %.
+const IDLE_PART: f64 = 0.2;
 /// The draws are the same in every run.
 const SEED: u64 = 0x5_7a77_1e00;
 
@@ -100,8 +102,8 @@ pub struct Weights {
     pub joules: Cost,
     /// Seconds, where they were calibrated.
     pub seconds: Option<Cost>,
-    /// Power with nothing to do, and its standard deviation.
-    idle: (f64, f64),
+    /// Power with nothing to do, where somebody measured it.
+    idle: Option<Watts>,
     pub(crate) drawn: Box<Drawn>,
 }
 
@@ -109,7 +111,8 @@ pub struct Weights {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Drawn {
     pub(crate) parts: [[f64; DRAWS]; PARTS],
-    pub(crate) idle: [f64; DRAWS],
+    /// Watts, or the part of all energy.
+    idle: [f64; DRAWS],
 }
 
 impl Weights {
@@ -142,7 +145,12 @@ impl Weights {
         seconds: Option<Cost>,
     ) -> Self {
         let mut normal = Normal::new(SEED);
-        let mut drawn = Box::new(Drawn { parts: [[0.0; DRAWS]; PARTS], idle: [0.0; DRAWS] });
+        // Evenly from nothing to twice as much, in pairs around the middle.
+        let idle = |d: usize| {
+            let off = (d / 2) as f64 / (DRAWS / 2 - 1) as f64;
+            IDLE_PART * if d % 2 == 0 { 1.0 + off } else { 1.0 - off }
+        };
+        let mut drawn = Box::new(Drawn { parts: [[0.0; DRAWS]; PARTS], idle: std::array::from_fn(idle) });
         for pair in 0..DRAWS / 2 {
             let z: [f64; PARTS] = std::array::from_fn(|_| normal.next());
             let e: [f64; PARTS] = std::array::from_fn(|_| normal.next());
@@ -153,24 +161,32 @@ impl Weights {
                 }
             }
         }
-        Self { origin, joules, seconds, idle: (0.0, 0.0), drawn }
+        Self { origin, joules, seconds, idle: None, drawn }
     }
 
     /// The same with the power that is drawn when there is nothing to do, known to so many watts at 95 %.
     pub fn with_idle(mut self, power: Watts, bound: Watts) -> Self {
         let mut normal = Normal::new(SEED ^ 1);
-        self.idle = (power.get().max(0.0), bound.get().max(0.0) / 1.96);
+        let (power, sd) = (power.get().max(0.0), bound.get().max(0.0) / 1.96);
+        self.idle = Some(Watts(power));
         for pair in self.drawn.idle.chunks_mut(2) {
-            let z = normal.next() * self.idle.1;
-            pair[0] = (self.idle.0 + z).max(0.0);
-            pair[1] = (self.idle.0 - z).max(0.0);
+            let z = normal.next() * sd;
+            pair[0] = (power + z).max(0.0);
+            pair[1] = (power - z).max(0.0);
         }
         self
     }
 
-    /// Power with nothing to do; 0 where nobody measured it.
-    pub fn idle(&self) -> Watts {
-        Watts(self.idle.0)
+    /// The part of some joules in some seconds that would have been drawn with nothing to do.
+    pub(crate) fn idle_part(&self, energy: f64, seconds: f64) -> f64 {
+        let idle = self.idle.map_or(IDLE_PART * energy, |power| power.get() * seconds);
+        idle.min(energy).max(0.0)
+    }
+
+    /// The same under a draw.
+    pub(crate) fn idle_drawn(&self, draw: usize, energy: f64, seconds: f64) -> f64 {
+        let of = if self.idle.is_some() { seconds } else { energy };
+        (self.drawn.idle[draw] * of).min(energy).max(0.0)
     }
 }
 

@@ -111,6 +111,21 @@ pub enum Warning {
         /// Of how many.
         of: u64,
     },
+    /// The server worked for others while the idle machine was measured.
+    BusyServer {
+        /// Their requests.
+        requests: f64,
+    },
+    /// The server worked for others, too.
+    ForeignRequests {
+        /// Part of the measured energy that went to them, 0 to 1.
+        fraction: f64,
+    },
+    /// Shares and what is in none do not add up to what was measured.
+    Unbalanced {
+        /// What is missing or too much, relative to what was measured.
+        residual: f64,
+    },
     /// The server had part of the prompts in a cache.
     Cached {
         /// Part of the prompt tokens, 0 to 1.
@@ -325,6 +340,19 @@ impl fmt::Display for Warning {
             Warning::HeldBack { requests, of } => write!(
                 f,
                 "{requests} of {of} requests were sent late because --concurrency was reached; their wait is in their latency"
+            ),
+            Warning::BusyServer { requests } => write!(
+                f,
+                "the server was working on {requests:.0} requests of others while the idle machine was measured; idle power is too high, and net energy too low"
+            ),
+            Warning::ForeignRequests { fraction } => write!(
+                f,
+                "the server worked for others, too: {:.1} % of the energy went to requests that this run did not send and is in no share of its own, and times are those of a shared server; measure again without them",
+                fraction * 100.0
+            ),
+            Warning::Unbalanced { residual } => write!(
+                f,
+                "the shares of the requests and what is in none of them differ from the measured energy by {residual:e} of it; this is a bug of wattle, please report it with the run folder"
             ),
             Warning::Cached { fraction } => write!(
                 f,

@@ -219,6 +219,11 @@ impl Books {
         Ok(())
     }
 
+    /// The idle baseline was none.
+    pub(crate) fn forget_idle(&mut self) {
+        self.idle = None;
+    }
+
     /// Power with nothing at work, as it was before the work, and what is open about it beside the gain that all figures share.
     pub(crate) fn idle_power(&self) -> Option<(Watts, Watts)> {
         let baseline = self.idle.filter(|b| b.power_w.coverage() >= WHOLE)?;

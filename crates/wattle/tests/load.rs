@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
-use support::{Bench, metric, recorded};
+use support::{Bench, metric, recorded, records};
 use wattle_meter::clock;
 use wattle_sim_server::{Config, Server};
 
@@ -32,12 +32,6 @@ fn args<'a>(url: &'a str, dataset: &'a [String], more: &[&'a str]) -> Vec<&'a st
     all.extend(dataset.iter().map(String::as_str));
     all.extend(more);
     all
-}
-
-fn records(run: &Path) -> Vec<Value> {
-    let log = std::fs::read_to_string(run.join("log.jsonl")).unwrap();
-    let lines = log.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
-    lines.filter(|r| r["type"] == "record").collect()
 }
 
 fn event(run: &Path, name: &str) -> Value {

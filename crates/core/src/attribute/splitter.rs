@@ -336,18 +336,17 @@ impl Splitter {
         }
         let costs = self.weights.joules.parts();
         let rate = |idle: f64, costs: [f64; 4]| {
-            let idle = (idle * seconds).min(energy).max(0.0);
             let weight: f64 = costs.iter().zip(work.parts()).map(|(c, w)| c * w).sum();
             let scale = ratio(energy - idle, weight);
             // What no work explains is shared like idle power.
             let shared = scale.map_or(energy, |s| idle + s * costs[0] * work.iterations);
             (shared, scale.unwrap_or(0.0))
         };
-        let (shared, scale) = rate(self.weights.idle().get(), costs);
+        let (shared, scale) = rate(self.weights.idle_part(energy, seconds), costs);
         let mut drawn = [[0.0; DRAWS]; 4];
         for d in 0..DRAWS {
             let costs = self.weights.drawn.parts.map(|part| part[d]);
-            let (shared, scale) = rate(self.weights.drawn.idle[d], costs);
+            let (shared, scale) = rate(self.weights.idle_drawn(d, energy, seconds), costs);
             (drawn[0][d], drawn[1][d], drawn[2][d], drawn[3][d]) =
                 (shared, scale * costs[1], scale * costs[2], scale * costs[3]);
         }

@@ -50,7 +50,7 @@ fn exchange(sent: u64, wait: u64, length: u64) -> Exchange {
 
 fn weights() -> Weights {
     let joules = Cost { fixed: 1.0, prefill: 0.01, decode: 0.02, context: 1e-5 };
-    Weights::calibrated(joules, &[[0.0; 4]; 4], None)
+    Weights::calibrated(joules, &[[0.0; 4]; 4], None).with_idle(Watts(0.0), Watts(0.0))
 }
 
 fn tell(splitter: &mut Splitter, key: u64, exchange: &Exchange) {

@@ -144,11 +144,16 @@ pub const METRICS: &[Definition] = &[
         "J",
         "The part of energy_j that is in no query's share: drawn with nobody in flight, or by requests that count nowhere.",
     ),
+    def(
+        "foreign_j",
+        "J",
+        "The part of that which was drawn for requests that others sent, as far as the server says how many it has.",
+    ),
     def("energy_coverage", "1", "Part of the measured span that readings covered."),
     def(
         "attribution_residual",
         "1",
-        "(Shares + idle - measured) / measured: 0 to rounding, or joules were lost.",
+        "(Shares + idle + foreign - measured) / measured: 0 to rounding, or joules were lost.",
     ),
     def("meter_cpu_fraction", "1", "CPU time of wattle's sampler thread / length of the run, in cores."),
     def(

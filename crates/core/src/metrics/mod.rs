@@ -338,7 +338,9 @@ impl Accumulator {
         let time = self.ledgers.iter().map(|(session, l)| (*session, l.account.span.duration())).collect();
         out.idle(around, &time, power, (bound, gain), n);
         out.put("energy_coverage", self.coverage(), None, None, n, method);
-        let apart: Joules = self.ledgers.values().map(|l| l.idle + l.open).sum();
+        let foreign: Joules = self.ledgers.values().map(|l| l.foreign).sum();
+        out.put("foreign_j", energy.map(|_| foreign.get()), None, None, n, method);
+        let apart: Joules = self.ledgers.values().map(|l| l.idle + l.open + l.foreign).sum();
         out.put("unattributed_j", energy.map(|_| apart.get()), None, None, n, method);
         let accounted: Joules = self.ledgers.values().map(Ledger::accounted).sum();
         out.put("attribution_residual", energy.map(|e| (accounted - e) / e), None, None, n, method);

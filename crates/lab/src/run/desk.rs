@@ -5,6 +5,7 @@
 //! the disk as soon as it is whole.
 
 use super::lateness::Lateness;
+use super::others::Others;
 use super::{Observer, Order, Progress};
 use crate::books::{Books, Metered, PATIENCE_NS, PUMP};
 use crate::client::{Client, Live, Place};
@@ -22,18 +23,24 @@ use wattle_core::metrics::Accumulator;
 use wattle_core::record::{Item, Record, Score, Telemetry};
 use wattle_core::sensor::{DeviceKind, Perimeter, Quantity, SensorId};
 use wattle_core::slo::Slo;
-use wattle_core::{Exchange, Joules, Seconds, Stamp};
+use wattle_core::wire::prometheus::Load;
+use wattle_core::{Exchange, Joules, Seconds, Stamp, Warning};
 use wattle_meter::clock;
 use wattle_store::RunDir;
 
 /// How often whoever watches hears of it.
 const SHOW: Seconds = Seconds(0.2);
+/// A server that has not said for so long how busy it is is not waited for.
+const SILENT_NS: u64 = 1_500_000_000;
+/// A server takes up to so long to see that a request has ended.
+const UNSEEN_NS: u64 = 100_000_000;
 
 pub(super) struct Desk {
     run: PathBuf,
     books: Books,
     weights: Weights,
     splitter: Option<Splitter>,
+    others: Others,
     /// When the queries began.
     began: Stamp,
     flights: HashMap<u64, Watched>,
@@ -90,6 +97,7 @@ impl Desk {
             books: Books::open(dir, session, order.census.items, metering)?,
             weights,
             splitter: None,
+            others: Others::default(),
             began: clock::now(),
             flights: HashMap::new(),
             landed: HashMap::new(),
@@ -121,6 +129,12 @@ impl Desk {
     /// Measures the machine with nothing in flight.
     pub(super) async fn idle(&mut self, length: Duration, alone: bool) -> Result<(), LabError> {
         self.books.idle(length, alone).await
+    }
+
+    /// While the idle machine was measured, the server worked for others.
+    pub(super) fn was_not_idle(&mut self, requests: f64) -> Result<(), LabError> {
+        self.books.forget_idle();
+        self.note(&Event::Warning(Warning::BusyServer { requests }))
     }
 
     /// From here on queries are counted and the past is forgotten.
@@ -216,6 +230,8 @@ impl Desk {
         self.books.collect()?;
         self.watch();
         let known = self.books.known_until().max(self.pumped.minus_nanos(PATIENCE_NS));
+        let heard = self.others.known_until().map_or(known, |at| at.max(self.pumped.minus_nanos(SILENT_NS)));
+        let known = known.min(heard);
         self.bill(Some(known))?;
         if self.flights.is_empty()
             && let (Some(metered), Some(splitter)) = (self.books.metered(), &mut self.splitter)
@@ -239,6 +255,18 @@ impl Desk {
             self.show(0, observe);
         }
         self.given_up.take().map_or(Ok(()), Err)
+    }
+
+    /// The server said how busy it is, some time between two moments.
+    pub(super) fn hear(&mut self, asked: Stamp, answered: Stamp, load: Option<Load>) {
+        let at_work = self.flights.values().filter(|w| w.live.progress().is_some()).count();
+        let lately = asked.minus_nanos(UNSEEN_NS);
+        let ended = self.landed.values().filter(|l| l.exchange.done >= lately).count();
+        let at = asked.midpoint(answered);
+        let others = self.others.hear(at, load, at_work + ended, self.splitter.as_ref());
+        if let Some((splitter, others)) = self.splitter.as_mut().zip(others) {
+            splitter.foreign(others);
+        }
     }
 
     /// Looks at what is in flight.

@@ -3,6 +3,7 @@
 
 mod desk;
 mod lateness;
+mod others;
 mod plan;
 mod session;
 mod waker;

@@ -19,6 +19,7 @@ use wattle_core::exchange::{Request, Role, Turn};
 use wattle_core::record::{Item, Score};
 use wattle_core::summary::ModelInfo;
 use wattle_core::time::Stamp;
+use wattle_core::wire::prometheus::Load;
 use wattle_meter::clock;
 use wattle_store::RunDir;
 
@@ -30,6 +31,9 @@ const WARMUP_TOKENS: u32 = 16;
 const BACKOFF: Duration = Duration::from_millis(250);
 /// No wait is longer.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
+
+/// How often a server is asked how busy it is.
+const ASK: Duration = Duration::from_millis(500);
 
 /// One uninterrupted stretch of a run.
 pub(super) struct Session<'a> {
@@ -106,11 +110,16 @@ impl Session<'_> {
         let at_once = if self.order.is_open() { 0 } else { self.order.cap() as u32 };
         desk.pump_while(self.client.connect(at_once)).await?;
 
+        // Who is served beside us is of interest where energy is split.
+        let says = desk.meters() && self.hear(desk).await?;
         let total = self.order.total();
         observe(Progress::Start { run: dir.path().into(), total, done: self.past.done.len() });
         desk.start_queries(self.past.done.len());
         let began = clock::now();
-        self.load(desk, began, observe).await?;
+        self.load(desk, began, says, observe).await?;
+        if says {
+            self.hear(desk).await?;
+        }
         desk.settle_all(self.stop, observe).await?;
         desk.note(&Event::phase("queries", clock::now().since(began).get()))?;
         self.rest(desk, observe).await
@@ -123,15 +132,27 @@ impl Session<'_> {
             return Ok(());
         }
         observe(Progress::Stage("measuring the idle machine".into()));
-        desk.idle(Duration::from_secs_f64(length), self.client.place() == Place::Here).await
+        desk.idle(Duration::from_secs_f64(length), self.client.place() == Place::Here).await?;
+        // Nothing of ours is at the server now.
+        let load = desk.pump_while(self.client.load()).await?;
+        let requests = load.map_or(0.0, |l| l.running.unwrap_or(0.0) + l.waiting.unwrap_or(0.0));
+        if requests > 0.0 { desk.was_not_idle(requests) } else { Ok(()) }
     }
 
-    /// Sends what is to be sent when it is due, and takes in what comes back.
-    async fn load(&self, desk: &mut Desk, began: Stamp, observe: &mut Observer<'_>) -> Result<(), LabError> {
+    /// Sends what is to be sent when it is due, and takes in what comes back; asks a server that `says` so how busy it is.
+    async fn load(
+        &self,
+        desk: &mut Desk,
+        began: Stamp,
+        says: bool,
+        observe: &mut Observer<'_>,
+    ) -> Result<(), LabError> {
         let mut plan = Plan::new(self.order, &self.past.done, began)?;
         let cap = self.order.cap();
         let mut waker = Waker::new();
         let mut flights = FuturesUnordered::new();
+        let asked = async |()| if says { Some((self.ask(ASK).await, ())) } else { None };
+        let mut asked = std::pin::pin!(futures_util::stream::unfold((), asked));
         let mut pump = tokio::time::interval(PUMP);
         pump.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let (mut number, mut counted, mut ended, mut filling) = (0, 0, false, false);
@@ -194,10 +215,26 @@ impl Session<'_> {
                     }
                 }
                 () = waker.wait(wait) => {}
+                Some((asked, answered, load)) = asked.next() => desk.hear(asked, answered, load),
                 _ = pump.tick() => desk.pump(flights.len(), observe)?,
             }
             desk.pump_if_due(flights.len(), observe)?;
         }
+    }
+
+    /// Asks the server how busy it is; whether it says so.
+    async fn hear(&self, desk: &mut Desk) -> Result<bool, LabError> {
+        let (asked, answered, load) = desk.pump_while(self.ask(Duration::ZERO)).await?;
+        desk.hear(asked, answered, load);
+        Ok(load.is_some())
+    }
+
+    /// Asks the server how busy it is, when the time has come.
+    async fn ask(&self, wait: Duration) -> (Stamp, Stamp, Option<Load>) {
+        tokio::time::sleep(wait).await;
+        let asked = clock::now();
+        let load = self.client.load().await;
+        (asked, clock::now(), load)
     }
 
     fn flight(&self, number: u64, mut unit: Unit, due: Option<Stamp>, free: Stamp, counts: bool) -> Flight {

@@ -20,6 +20,11 @@ use wattle_core::{Span, Warning};
 use wattle_meter::clock;
 use wattle_store::RunDir;
 
+/// Less than this of the energy for others is not worth a word.
+const FOREIGN: f64 = 0.005;
+/// Shares add up to what was measured, to rounding.
+const BALANCED: f64 = 1e-9;
+
 /// Makes the tables and the summary of the run in `dir`.
 pub(crate) fn wrap_up(dir: &RunDir) -> Result<Summary, LabError> {
     let info = dir.info()?;
@@ -134,6 +139,10 @@ fn energy_doubts(told: &Told, metrics: &BTreeMap<String, Metric>, info: &RunInfo
     if let Some(coverage) = seen.filter(|c| *c < WHOLE) {
         doubts.push(Warning::Coverage { coverage });
     }
+    let foreign = value("foreign_j").zip(value("energy_j")).map(|(part, all)| part / all);
+    doubts.extend(foreign.filter(|f| *f > FOREIGN).map(|fraction| Warning::ForeignRequests { fraction }));
+    let residual = value("attribution_residual").filter(|r| r.abs() > BALANCED);
+    doubts.extend(residual.map(|residual| Warning::Unbalanced { residual }));
     let partial = told.around.idle.values().filter_map(Idle::power).any(|p| p.coverage() < WHOLE);
     let contradicted =
         value("idle_power_w").and(value("mean_power_w")).is_some() && value("net_energy_j").is_none();

@@ -408,6 +408,9 @@ pub(crate) fn warnings() -> Vec<Warning> {
         Warning::ClientBottleneck { cpu: 0.5, lateness_s: 0.5 },
         Warning::HeldBack { requests: 1, of: 2 },
         Warning::Cached { fraction: 0.5 },
+        Warning::BusyServer { requests: 2.0 },
+        Warning::ForeignRequests { fraction: 0.25 },
+        Warning::Unbalanced { residual: -0.5 },
         Warning::Lengths { other: 1, of: 2 },
         Warning::GaveUp { error: text(), failed: 1 },
         Warning::CutShort { seconds: 0.5, of: 1.5 },
@@ -447,6 +450,9 @@ pub(crate) fn warnings() -> Vec<Warning> {
             | Warning::ClientBottleneck { .. }
             | Warning::HeldBack { .. }
             | Warning::Cached { .. }
+            | Warning::BusyServer { .. }
+            | Warning::ForeignRequests { .. }
+            | Warning::Unbalanced { .. }
             | Warning::Lengths { .. }
             | Warning::GaveUp { .. }
             | Warning::CutShort { .. }

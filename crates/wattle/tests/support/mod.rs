@@ -97,6 +97,13 @@ pub(crate) fn recorded(run: &Path) -> Vec<u64> {
         .collect()
 }
 
+/// The run's records, in the order of their ends.
+pub(crate) fn records(run: &Path) -> Vec<Value> {
+    let log = std::fs::read_to_string(run.join("log.jsonl")).unwrap();
+    let lines = log.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
+    lines.filter(|r| r["type"] == "record").collect()
+}
+
 pub(crate) fn metric(summary: &Value, name: &str) -> f64 {
     summary["metrics"][name]["value"]
         .as_f64()
