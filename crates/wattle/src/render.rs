@@ -75,6 +75,7 @@ pub(crate) fn result(ended: &Ended, report: Option<&Path>) -> String {
             let rows: Vec<_> = LOAD_ROWS.iter().filter(known).copied().collect();
             out += &lines(summary, &rows);
         }
+        out += &steady(summary);
     }
     out += &foot(summary, &ended.run, report);
     if ended.stopped.is_none() {
@@ -159,6 +160,31 @@ fn lines(summary: &Summary, rows: &[(&str, &str, &str)]) -> String {
         }
     }
     out
+}
+
+/// What is said of the steady part of a run: metric, unit, and words after it.
+const STEADY: &[(&str, &str, &str)] = &[
+    ("joules_per_output_token", "J", " per output token"),
+    ("joules_per_query", "J", " per query"),
+    ("mean_power_w", "W", ""),
+    ("output_tokens_per_s", "", " output tokens/s"),
+    ("ttft_s", "s", " to first token"),
+    ("itl_s", "s", " per token"),
+];
+
+/// The steady part of a run, on one line or two.
+fn steady(summary: &Summary) -> String {
+    let Some(steady) = summary.steady.as_ref().filter(|s| s.reached) else { return String::new() };
+    let parts = STEADY.iter().filter_map(|(name, unit, words)| {
+        let value = steady.metrics.get(*name)?.value?;
+        let shown = if unit.is_empty() { figures(value) } else { si(value, unit) };
+        Some(format!("{shown}{words}"))
+    });
+    let whole = steady.seconds + steady.trimmed_start_s + steady.trimmed_end_s;
+    let window = format!("in steady state, {:.1} of {whole:.1} s:", steady.seconds);
+    let text = wrapped(&format!("{window} {}", parts.collect::<Vec<_>>().join(", ")));
+    // As far in as the table.
+    format!("\n{}", text.lines().map(|line| format!("  {}\n", line.trim_start())).collect::<String>())
 }
 
 /// What wattle itself cost, and where everything is.

@@ -651,3 +651,85 @@ fn what_sensors_see_beside_energy_is_kept_without_it() {
     let seen = all.iter().filter(|r| r["telemetry"]["cpu_memory"]["mean"].as_f64().is_some()).count();
     assert!(seen > 0, "memory in use was read, and is in no record");
 }
+
+/// Joules of a board between two moments, by the file in which its power is said while it happens.
+fn drawn(live: &Path, from: u64, until: u64) -> f64 {
+    let text = std::fs::read_to_string(live).unwrap();
+    let steps: Vec<(u64, f64)> = text
+        .lines()
+        .map(|l| l.split(' ').collect::<Vec<_>>())
+        .map(|w| (w[0].parse().unwrap(), w[2].parse().unwrap()))
+        .collect();
+    let ends = steps.iter().skip(1).map(|(at, _)| *at).chain([u64::MAX]);
+    let clip = |at: u64| at.clamp(from, until);
+    steps.iter().zip(ends).map(|((at, watts), end)| (clip(end) - clip(*at)) as f64 * 1e-9 * watts).sum()
+}
+
+#[test]
+fn what_fills_up_and_drains_is_cut_off_and_the_rest_has_its_own_joules() {
+    let bench = Bench::new();
+    let live = bench.path().join("live.txt");
+    let engine = json!({
+        "live": live, "max_batch": 64, "idle_watts": 60.0,
+        "seconds": {"fixed": 0.012, "prefill": 1e-5, "decode": 2e-5, "context": 0.0},
+        "joules": {"fixed": 0.5, "prefill": 0.01, "decode": 0.2, "context": 0.0},
+    });
+    let config = json!({"tokens": 50, "engine": engine}).to_string();
+    let server = Server::start(Config::parse(&config).unwrap()).unwrap();
+    let board = json!({"live": live, "devices": [{"uuid": "a", "power": [[0, 60]]}]}).to_string();
+    let sim = wattle_sim_nvml::Sim::install(bench.path(), &board).unwrap();
+    let library = format!("nvml.library={}", sim.library.display());
+    let (url, data) = (server.url(), prompts(&bench, numbered(50)));
+    // Twelve seconds: three in which the rate rises, eight that are even, one to drain.
+    let load =
+        ["--rate", "4", "--ramp-to", "40", "--ramp-s", "3", "--arrival", "constant", "--duration-s", "11"];
+    let more = [&load[..], &["--source", "nvml", "--source-param", &library]].concat();
+    let summary = bench.summary(&args(&url, &data, &more));
+    let steady = &summary["steady"];
+    assert_eq!(steady["reached"], true, "{steady}");
+    let seconds = |key: &str| steady[key].as_f64().unwrap();
+    assert!((1.5..=5.0).contains(&seconds("trimmed_start_s")), "{steady}");
+    assert!((0.2..=3.0).contains(&seconds("trimmed_end_s")), "{steady}");
+    let (from, until) = (steady["start_ns"].as_u64().unwrap(), steady["end_ns"].as_u64().unwrap());
+    let log = server.log();
+    let arrived = log.iter().flat_map(|s| &s.written).filter(|at| (from..until).contains(at)).count() as f64;
+    let (joules, length) = (drawn(&live, from, until), (until - from) as f64 * 1e-9);
+    let found = |name: &str| steady["metrics"][name]["value"].as_f64().unwrap();
+    for (name, truth, off) in [
+        ("energy_j", joules, 0.03),
+        ("mean_power_w", joules / length, 0.03),
+        ("output_tokens_per_s", arrived / length, 0.03),
+        ("joules_per_output_token", joules / arrived, 0.03),
+        ("queries_per_s", 40.0, 0.05),
+        ("mean_in_flight", 40.0 * found("latency_s"), 0.08),
+    ] {
+        let found = found(name);
+        assert!((found / truth - 1.0).abs() < off, "{name}: {found}, in truth {truth}; {steady}");
+    }
+    // Those of the whole run are others: it also filled up and drained.
+    let whole = metric(&summary, "joules_per_output_token") / found("joules_per_output_token");
+    assert!(whole > 1.03, "{whole}");
+    assert!(metric(&summary, "queries") > found("queries") + 20.0);
+    let table = bench.path().join("runs");
+    let report = std::fs::read_to_string(
+        std::fs::read_dir(table).unwrap().next().unwrap().unwrap().path().join("report.html"),
+    );
+    assert!(report.unwrap().contains("<h2>Steady state</h2>"));
+}
+
+#[test]
+fn a_short_run_is_not_judged_and_one_that_never_settles_says_so() {
+    let server =
+        Server::start(Config { tokens: 20, ttft_ms: 20.0, itl_ms: 10.0, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    let (url, data) = (server.url(), prompts(&bench, numbered(60)));
+    let short =
+        bench.summary(&args(&url, &data, &["--energy", "none", "--concurrency", "8", "--name", "short"]));
+    assert!(short["steady"].is_null() && !short["warnings"].to_string().contains("unsteady"), "{short}");
+    // More and more requests until the end.
+    let rising =
+        ["--energy", "none", "--rate", "5", "--ramp-to", "150", "--ramp-s", "5", "--duration-s", "5"];
+    let rising = bench.summary(&args(&url, &data, &[&rising[..], &["--name", "rising"]].concat()));
+    let steady = &rising["steady"];
+    assert!(rising["warnings"].to_string().contains("unsteady"), "{steady} {}", rising["warnings"]);
+}
