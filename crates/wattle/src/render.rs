@@ -182,9 +182,10 @@ fn steady(summary: &Summary) -> String {
     });
     let whole = steady.seconds + steady.trimmed_start_s + steady.trimmed_end_s;
     let window = format!("in steady state, {:.1} of {whole:.1} s:", steady.seconds);
-    let text = wrapped(&format!("{window} {}", parts.collect::<Vec<_>>().join(", ")));
+    let mut parts: Vec<String> = parts.map(|part| part + ",").collect();
+    parts.last_mut().into_iter().for_each(|last| drop(last.pop()));
     // As far in as the table.
-    format!("\n{}", text.lines().map(|line| format!("  {}\n", line.trim_start())).collect::<String>())
+    format!("\n  {}", filled(std::iter::once(window.as_str()).chain(parts.iter().map(String::as_str))))
 }
 
 /// What wattle itself cost, and where everything is.
@@ -351,9 +352,14 @@ fn next(summary: &Summary) -> String {
 
 /// A paragraph that fits the screen, indented after its first line.
 fn wrapped(text: &str) -> String {
+    filled(text.split_whitespace())
+}
+
+/// The same of parts that stay whole.
+fn filled<'a>(parts: impl Iterator<Item = &'a str>) -> String {
     let mut out = String::new();
     let mut column = 0;
-    for word in text.split_whitespace() {
+    for word in parts {
         let length = word.chars().count();
         if column > 0 && column + 1 + length > WIDTH {
             out += "\n  ";
@@ -371,6 +377,12 @@ fn wrapped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_stay_whole() {
+        let parts = ["a figure of 116 W,"; 9];
+        assert!(filled(parts.into_iter()).lines().all(|l| l.ends_with(",")));
+    }
 
     #[test]
     fn long_warnings_are_wrapped() {

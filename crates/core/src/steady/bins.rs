@@ -29,11 +29,6 @@ impl<const C: usize> Bins<C> {
         Self { width, first: 0, sums: VecDeque::new() }
     }
 
-    /// How wide they are, in nanoseconds.
-    pub const fn width(&self) -> u64 {
-        self.width
-    }
-
     /// Adds to a column at one moment.
     pub fn add(&mut self, at: Stamp, column: usize, amount: f64) {
         let bin = self.reach(at);

@@ -8,7 +8,7 @@ pub use trend::Trend;
 
 use crate::exchange::Exchange;
 use crate::metrics::Metric;
-use crate::time::Span;
+use crate::time::{Span, Stamp};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use trend::{around_line, effective, mean};
@@ -94,37 +94,25 @@ impl Flow {
         // Of one that failed nobody counts the tokens: a piece is one.
         let tokens = exchange.usage.completion.map_or(pieces as f64, |n| n as f64);
         let each = tokens / pieces as f64;
-        exchange.tokens.iter().for_each(|at| bins.add(*at, TOKENS, each));
+        // What has come by the end of a bin, or of the session, is in it.
+        let come = |at: Stamp| at.minus_nanos(1);
+        exchange.tokens.iter().for_each(|at| bins.add(come(*at), TOKENS, each));
         if pieces == 0 {
-            bins.add(exchange.done, TOKENS, tokens);
+            bins.add(come(exchange.done), TOKENS, tokens);
         }
-        bins.add(exchange.done, ANSWERS, f64::from(u8::from(exchange.outcome.is_ok())));
+        bins.add(come(exchange.done), ANSWERS, f64::from(u8::from(exchange.outcome.is_ok())));
     }
 
     /// The bins of the session `span`, none shorter than `least_s`; `None` if there are too few to find anything in.
     pub fn chart(mut self, span: Span, least_s: f64) -> Option<Vec<Bin>> {
         self.0.widen((least_s * 1e9) as u64);
-        let last = span.end();
-        let mut all: Vec<Bin> = self
-            .0
-            .within(span)
-            .map(|(span, sums)| Bin {
-                span,
-                in_flight: sums[IN_FLIGHT] / span.duration().get(),
-                tokens: sums[TOKENS],
-                answers: sums[ANSWERS],
-            })
-            .collect();
-        // What happened at the very end is in no bin if that is where one begins.
-        let end = Span::new(last, last.plus_nanos(1));
-        let beyond = self
-            .0
-            .within(end)
-            .next()
-            .filter(|(bin, _)| last.nanos() % self.0.width() == 0 && !bin.is_empty());
-        if let (Some((_, sums)), Some(bin)) = (beyond, all.last_mut()) {
-            (bin.tokens, bin.answers) = (bin.tokens + sums[TOKENS], bin.answers + sums[ANSWERS]);
-        }
+        let bin = |(span, sums): (Span, [f64; 3])| Bin {
+            span,
+            in_flight: sums[IN_FLIGHT] / span.duration().get(),
+            tokens: sums[TOKENS],
+            answers: sums[ANSWERS],
+        };
+        let all: Vec<Bin> = self.0.within(span).map(bin).collect();
         // The first and the last bin are cut by the session's ends.
         let whole = all.len().saturating_sub(2);
         (span.duration().get() >= SHORTEST_S && whole >= BATCH * FEWEST_BATCHES).then_some(all)

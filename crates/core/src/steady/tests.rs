@@ -1,6 +1,5 @@
 use super::*;
 use crate::exchange::{Finish, Outcome};
-use crate::time::Stamp;
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 
