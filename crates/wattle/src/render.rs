@@ -183,7 +183,7 @@ fn steady(summary: &Summary) -> String {
     let whole = steady.seconds + steady.trimmed_start_s + steady.trimmed_end_s;
     let window = format!("in steady state, {:.1} of {whole:.1} s:", steady.seconds);
     let mut parts: Vec<String> = parts.map(|part| part + ",").collect();
-    parts.last_mut().into_iter().for_each(|last| drop(last.pop()));
+    parts.last_mut().into_iter().for_each(|last| last.truncate(last.len() - 1));
     // As far in as the table.
     format!("\n  {}", filled(std::iter::once(window.as_str()).chain(parts.iter().map(String::as_str))))
 }
