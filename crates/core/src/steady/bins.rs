@@ -78,7 +78,6 @@ impl<const C: usize> Bins<C> {
 
     fn double(&mut self) {
         if !self.first.is_multiple_of(2) {
-            self.first -= 1;
             self.sums.push_front([0.0; C]);
         }
         let pairs = self.sums.make_contiguous().chunks(2);
@@ -125,6 +124,15 @@ mod tests {
             prop_assert!((sum(0) - 3.0 * seconds).abs() <= 1e-9 * seconds.max(1.0));
             prop_assert_eq!(sum(1), spans.len() as f64);
         }
+    }
+
+    #[test]
+    fn what_is_joined_stays_where_it_was() {
+        let mut bins = Bins::<1>::of_width(10);
+        [15, 25, 35, 45].map(|at| bins.add(Stamp::from_nanos(at), 0, at as f64));
+        bins.widen(20);
+        let all: Vec<_> = bins.within(span(0, 60)).map(|(s, [x])| (s, x)).collect();
+        assert_eq!(all, [(span(0, 20), 15.0), (span(20, 40), 60.0), (span(40, 60), 45.0)]);
     }
 
     #[test]
