@@ -74,6 +74,26 @@ impl Account {
         self.bound = self.gain + quadrature(ends, self.within);
     }
 
+    /// One account of pieces that follow each other, none shorter than gauges average: of their ends only the outermost count.
+    pub fn chain(pieces: &[Account]) -> Option<Account> {
+        let (first, last) = (pieces.first()?, pieces.last()?);
+        let mut whole = Self::open(first.span.start());
+        whole.span = Span::new(first.span.start(), last.span.end());
+        whole.measured = pieces.iter().map(|p| p.measured).sum();
+        whole.gain = pieces.iter().map(|p| p.gain).sum();
+        whole.within = pieces.iter().map(|p| p.within).fold(Joules::ZERO, quadrature);
+        whole.method = pieces.iter().filter_map(|p| p.method).max();
+        let covered: f64 = pieces.iter().map(|p| p.span.duration().get() * p.coverage).sum();
+        whole.coverage = (covered / whole.span.duration().get()).min(1.0);
+        whole.start = first.start;
+        // What the end of a piece leaves open is in its bound, beside its start and what lies between.
+        let open = (last.bound - last.gain).get();
+        let ends = (open * open - last.within.get().powi(2)).max(0.0).sqrt();
+        let end = (ends - last.start.unwrap_or_default().get()).max(0.0);
+        whole.bound = whole.gain + quadrature(whole.start.unwrap_or_default() + Joules(end), whole.within);
+        Some(whole)
+    }
+
     /// The figure; `None` if nothing was seen.
     pub fn estimate(&self) -> Option<Estimate<Joules>> {
         Some(Estimate::new(self.measured, self.bound, self.method?, self.coverage))
@@ -162,6 +182,16 @@ mod tests {
             prop_assert!((pieces.value() - whole.value()).get().abs() < 1e-6);
             prop_assert!((pieces.bound() - whole.bound()).get().abs() < 1e-6);
             prop_assert!((pieces.coverage() - 1.0).abs() < 1e-9);
+            // Opened one by one and chained afterwards they make the same.
+            let each = (1..cuts.len()).map(|i| {
+                let mut piece = Account::open(stamp(i - 1));
+                piece.extend(&timeline, &SENSOR, stamp(i));
+                piece
+            });
+            let chained = Account::chain(&each.collect::<Vec<_>>()).and_then(|a| a.estimate()).unwrap();
+            prop_assert!((chained.value() - whole.value()).get().abs() < 1e-6);
+            prop_assert!((chained.bound() - whole.bound()).get().abs() < 1e-6);
+            prop_assert!((chained.coverage() - 1.0).abs() < 1e-9);
         }
     }
 

@@ -148,7 +148,7 @@ impl Weights {
         // Evenly from nothing to twice as much, in pairs around the middle.
         let idle = |d: usize| {
             let off = (d / 2) as f64 / (DRAWS / 2 - 1) as f64;
-            IDLE_PART * if d % 2 == 0 { 1.0 + off } else { 1.0 - off }
+            IDLE_PART * if d.is_multiple_of(2) { 1.0 + off } else { 1.0 - off }
         };
         let mut drawn = Box::new(Drawn { parts: [[0.0; DRAWS]; PARTS], idle: std::array::from_fn(idle) });
         for pair in 0..DRAWS / 2 {

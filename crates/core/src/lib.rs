@@ -24,6 +24,7 @@ pub mod shuffle;
 pub mod slo;
 pub mod spec;
 pub mod stats;
+pub mod steady;
 pub mod summary;
 pub mod survey;
 pub mod sweep;

@@ -6,6 +6,7 @@ use crate::metrics::Metric;
 use crate::qualify::Qualification;
 use crate::sensor::{Device, DeviceKind, Perimeter, Sensor};
 use crate::spec::Spec;
+use crate::steady::Steady;
 use crate::time::Span;
 use crate::units::Joules;
 use crate::warning::Warning;
@@ -185,6 +186,9 @@ pub struct Summary {
     pub warnings: Vec<WarningText>,
     /// Every metric with its interval.
     pub metrics: BTreeMap<String, Metric>,
+    /// The part of a run of queries in which it was in steady state; `None` if it is too short to tell.
+    #[serde(default)]
+    pub steady: Option<Steady>,
     /// Energy of the measured spans by device.
     #[serde(default)]
     pub devices: Vec<DeviceEnergy>,

@@ -26,6 +26,8 @@ pub struct Survey {
     active: Vec<Job>,
     done: Vec<Job>,
     measured: Vec<Span>,
+    /// How many spans are work of their own: measured ones and others.
+    of_work: usize,
     /// Where spans begin and end, as far as readings have not come there yet.
     marks: VecDeque<Stamp>,
     tallies: Vec<Tally>,
@@ -49,6 +51,8 @@ pub struct Findings {
     pub measured: Vec<Account>,
     /// The energy of each other span, in the order given.
     pub others: Vec<Account>,
+    /// The energy of each bin, in the order given.
+    pub bins: Vec<Account>,
     /// The energy of each measured span by device.
     pub devices: Vec<(SensorId, Vec<Account>)>,
     /// What each sensor did in the measured spans.
@@ -142,13 +146,14 @@ fn overlap(span: Span, spans: &[Span]) -> f64 {
 
 impl Survey {
     /// Of these sensors, whose `panel` makes the energy: of the `measured` spans, one after the other in time, also by each of
-    /// `devices`; and of `others`.
+    /// `devices`; and of `others`. The `bins` begin and end where nothing in particular happens.
     pub fn new(
         table: &[Sensor],
         panel: &[SensorId],
         devices: &[SensorId],
         measured: &[Span],
         others: &[Span],
+        bins: &[Span],
     ) -> Self {
         let mut sets = vec![panel.to_vec()];
         sets.extend(devices.iter().map(|s| vec![*s]));
@@ -161,7 +166,7 @@ impl Survey {
         let every =
             measured.iter().enumerate().flat_map(|(i, span)| (0..sets.len()).map(move |set| (i, set, *span)));
         let mut waiting: Vec<Job> = every.map(|(i, set, span)| job(i, set, span)).collect();
-        let numbered = others.iter().enumerate();
+        let numbered = others.iter().chain(bins).enumerate();
         waiting.extend(numbered.map(|(i, span)| job(measured.len() + i, 0, *span)));
         waiting.sort_by_key(|j| j.account.span.start());
         let mut marks: Vec<Stamp> =
@@ -174,6 +179,7 @@ impl Survey {
             active: Vec::new(),
             done: Vec::new(),
             measured: measured.to_vec(),
+            of_work: measured.len() + others.len(),
             marks: marks.into(),
             tallies: table.iter().map(Tally::new).collect(),
             newest: Stamp::default(),
@@ -220,12 +226,14 @@ impl Survey {
         self.done.append(&mut self.active);
         self.done.sort_by_key(|j| (j.set, j.number));
         let whole: Vec<Account> = self.done.iter().filter(|j| j.set == 0).map(|j| j.account).collect();
-        let (measured, others) = whole.split_at(self.measured.len());
+        let (work, bins) = whole.split_at(self.of_work);
+        let (measured, others) = work.split_at(self.measured.len());
         let of = |set: usize| self.done.iter().filter(|j| j.set == set).map(|j| j.account).collect();
         let devices = self.sets.iter().enumerate().skip(1);
         Findings {
             measured: measured.to_vec(),
             others: others.to_vec(),
+            bins: bins.to_vec(),
             devices: devices.map(|(set, sensors)| (sensors[0], of(set))).collect(),
             tallies: self.tallies,
         }
@@ -282,7 +290,14 @@ mod tests {
     fn survey(measured: &[Span], others: &[Span]) -> (Findings, usize) {
         let table = table();
         let boards = [SensorId(0), SensorId(1)];
-        let mut survey = Survey::new(&table, &boards, &boards, measured, others);
+        let mut survey = Survey::new(
+            &table,
+            &boards,
+            &boards,
+            measured,
+            others,
+            &[span(70_000, 71_000), span(71_000, 72_500)],
+        );
         let mut most = 0;
         for poll in 0..60_000u64 {
             let (at, seconds) = (Stamp::from_nanos(poll * 5_000_000), poll as f64 * 5e-3);
@@ -315,6 +330,8 @@ mod tests {
             assert!((joules(account) - truth).abs() < 2.0, "{account:?} for {truth}");
             assert!((account.coverage - 1.0).abs() < 1e-6);
         }
+        let bins: Vec<f64> = found.bins.iter().map(|a| joules(a).round()).collect();
+        assert_eq!(bins, [350.0, 525.0]);
         let devices: Vec<f64> =
             found.devices.iter().map(|(_, all)| all.iter().map(joules).sum::<f64>().round()).collect();
         assert_eq!(devices, [14104.0, 35260.0]);

@@ -95,6 +95,17 @@ pub enum Warning {
         /// After.
         after_w: f64,
     },
+    /// The run was not in steady state, or something changed while it was.
+    Unsteady {
+        /// Whether steady state was reached.
+        reached: bool,
+        /// By how much power changed, relative to its mean, if that matters.
+        power: Option<f64>,
+        /// The same of requests in flight.
+        in_flight: Option<f64>,
+        /// The same of temperature.
+        temperature: Option<f64>,
+    },
     /// The idle baseline was seen in part, or came out above the run's own power.
     BadBaseline,
     /// This client could not keep up.
@@ -286,6 +297,23 @@ impl fmt::Display for Warning {
                 si(*before_w, "W"),
                 si(*after_w, "W")
             ),
+            Warning::Unsteady { reached, power, in_flight, temperature } => {
+                let changes =
+                    [("power", power), ("requests in flight", in_flight), ("temperature", temperature)]
+                        .iter()
+                        .filter_map(|(what, change)| Some(format!("{what} by {:+.0} %", (**change)? * 100.0)))
+                        .collect::<Vec<_>>()
+                        .join(", ");
+                match reached {
+                    true => write!(f, "the run drifted in its steady part ({changes})")?,
+                    false if changes.is_empty() => write!(f, "the run never came to a steady state")?,
+                    false => write!(f, "the run never came to a steady state (changed: {changes})")?,
+                }
+                write!(
+                    f,
+                    "; run longer (--duration-s, --max-queries), warm up more (--warmup), or let the machine cool down before"
+                )
+            }
             Warning::BadBaseline => {
                 write!(
                     f,

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use wattle_core::event::Event;
-use wattle_core::metrics::{METRICS, WHOLE};
+use wattle_core::metrics::{METRICS, Metric, WHOLE};
 use wattle_core::record::Record;
 use wattle_core::seen::Seen;
+use wattle_core::steady::Trend;
 use wattle_core::summary::Summary;
 use wattle_core::units::si;
 use wattle_core::{Estimate, Joules};
@@ -132,7 +133,8 @@ fn html(summary: &Summary, queries: &Queries) -> String {
         let _ = writeln!(out, "<p class=\"warn\" role=\"note\">{}</p>", text(&warning.text));
     }
     out += &scatter(summary, queries);
-    out += &metrics(summary);
+    out += &metrics("Figures", &summary.metrics);
+    out += &steady(summary);
     out += &energies(summary);
     out += &subjects(queries);
     out += &settings(summary);
@@ -140,13 +142,38 @@ fn html(summary: &Summary, queries: &Queries) -> String {
     out
 }
 
-fn metrics(summary: &Summary) -> String {
-    let mut out = String::from(
-        "<h2>Figures</h2>\n<table><thead><tr><th>metric</th><th class=\"n\">value</th><th class=\"n\">95 % interval</th>\
+/// The steady part of the run, if it has one.
+fn steady(summary: &Summary) -> String {
+    let Some(steady) = summary.steady.as_ref().filter(|s| s.reached) else { return String::new() };
+    let of = |what: &str, trend: Option<Trend>| {
+        let trend = trend?;
+        let sure = if trend.significant { "" } else { " (chance)" };
+        Some(format!("{what} {:+.1} %{sure}", trend.change * 100.0))
+    };
+    let trends = [
+        of("power", steady.trends.power),
+        of("requests in flight", steady.trends.in_flight),
+        of("temperature", steady.trends.temperature),
+    ];
+    let trends = trends.into_iter().flatten().collect::<Vec<_>>().join(", ");
+    let note = format!(
+        "<p class=\"soft\">{} of the run, without {} at its beginning and {} at its end. Change in that time: {trends}. Energy and rates are those \
+         of this window; figures of requests are of those that ended in it.</p>\n",
+        si(steady.seconds, "s"),
+        si(steady.trimmed_start_s, "s"),
+        si(steady.trimmed_end_s, "s"),
+    );
+    let table = metrics("Steady state", &steady.metrics);
+    table.replacen("</h2>\n", &format!("</h2>\n{note}"), 1)
+}
+
+fn metrics(title: &str, metrics: &BTreeMap<String, Metric>) -> String {
+    let mut out = format!(
+        "<h2>{title}</h2>\n<table><thead><tr><th>metric</th><th class=\"n\">value</th><th class=\"n\">95 % interval</th>\
          <th>how</th></tr></thead><tbody>\n",
     );
     for definition in METRICS {
-        let Some(metric) = summary.metrics.get(definition.name) else { continue };
+        let Some(metric) = metrics.get(definition.name) else { continue };
         let Some(value) = metric.value else { continue };
         let show = |x: f64| si(x, definition.unit);
         let interval = match (metric.low, metric.high) {

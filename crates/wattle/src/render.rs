@@ -75,6 +75,7 @@ pub(crate) fn result(ended: &Ended, report: Option<&Path>) -> String {
             let rows: Vec<_> = LOAD_ROWS.iter().filter(known).copied().collect();
             out += &lines(summary, &rows);
         }
+        out += &steady(summary);
     }
     out += &foot(summary, &ended.run, report);
     if ended.stopped.is_none() {
@@ -159,6 +160,32 @@ fn lines(summary: &Summary, rows: &[(&str, &str, &str)]) -> String {
         }
     }
     out
+}
+
+/// What is said of the steady part of a run: metric, unit, and words after it.
+const STEADY: &[(&str, &str, &str)] = &[
+    ("joules_per_output_token", "J", " per output token"),
+    ("joules_per_query", "J", " per query"),
+    ("mean_power_w", "W", ""),
+    ("output_tokens_per_s", "", " output tokens/s"),
+    ("ttft_s", "s", " to first token"),
+    ("itl_s", "s", " per token"),
+];
+
+/// The steady part of a run, on one line or two.
+fn steady(summary: &Summary) -> String {
+    let Some(steady) = summary.steady.as_ref().filter(|s| s.reached) else { return String::new() };
+    let parts = STEADY.iter().filter_map(|(name, unit, words)| {
+        let value = steady.metrics.get(*name)?.value?;
+        let shown = if unit.is_empty() { figures(value) } else { si(value, unit) };
+        Some(format!("{shown}{words}"))
+    });
+    let whole = steady.seconds + steady.trimmed_start_s + steady.trimmed_end_s;
+    let window = format!("in steady state, {:.1} of {whole:.1} s:", steady.seconds);
+    let mut parts: Vec<String> = parts.map(|part| part + ",").collect();
+    parts.last_mut().into_iter().for_each(|last| last.truncate(last.len() - 1));
+    // As far in as the table.
+    format!("\n  {}", filled(std::iter::once(window.as_str()).chain(parts.iter().map(String::as_str))))
 }
 
 /// What wattle itself cost, and where everything is.
@@ -325,9 +352,14 @@ fn next(summary: &Summary) -> String {
 
 /// A paragraph that fits the screen, indented after its first line.
 fn wrapped(text: &str) -> String {
+    filled(text.split_whitespace())
+}
+
+/// The same of parts that stay whole.
+fn filled<'a>(parts: impl Iterator<Item = &'a str>) -> String {
     let mut out = String::new();
     let mut column = 0;
-    for word in text.split_whitespace() {
+    for word in parts {
         let length = word.chars().count();
         if column > 0 && column + 1 + length > WIDTH {
             out += "\n  ";
@@ -345,6 +377,12 @@ fn wrapped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_stay_whole() {
+        let parts = ["a figure of 116 W,"; 9];
+        assert!(filled(parts.into_iter()).lines().all(|l| l.ends_with(",")));
+    }
 
     #[test]
     fn long_warnings_are_wrapped() {

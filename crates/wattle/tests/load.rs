@@ -645,3 +645,142 @@ fn what_sensors_see_beside_energy_is_kept_without_it() {
     let seen = all.iter().filter(|r| r["telemetry"]["cpu_memory"]["mean"].as_f64().is_some()).count();
     assert!(seen > 0, "memory in use was read, and is in no record");
 }
+
+/// Joules of a board between two moments, by the file in which its power is said while it happens.
+fn drawn(live: &Path, from: u64, until: u64) -> f64 {
+    let text = std::fs::read_to_string(live).unwrap();
+    let steps: Vec<(u64, f64)> = text
+        .lines()
+        .map(|l| l.split(' ').collect::<Vec<_>>())
+        .map(|w| (w[0].parse().unwrap(), w[2].parse().unwrap()))
+        .collect();
+    let ends = steps.iter().skip(1).map(|(at, _)| *at).chain([u64::MAX]);
+    let clip = |at: u64| at.clamp(from, until);
+    steps.iter().zip(ends).map(|((at, watts), end)| (clip(end) - clip(*at)) as f64 * 1e-9 * watts).sum()
+}
+
+#[test]
+fn what_fills_up_and_drains_is_cut_off_and_the_rest_has_its_own_joules() {
+    let bench = Bench::new();
+    let live = bench.path().join("live.txt");
+    let engine = json!({
+        "live": live, "max_batch": 64, "idle_watts": 60.0,
+        "seconds": {"fixed": 0.012, "prefill": 1e-5, "decode": 2e-5, "context": 0.0},
+        "joules": {"fixed": 0.5, "prefill": 0.01, "decode": 0.2, "context": 0.0},
+    });
+    let config = json!({"tokens": 50, "engine": engine}).to_string();
+    let server = Server::start(Config::parse(&config).unwrap()).unwrap();
+    let board = json!({"live": live, "devices": [{"uuid": "a", "power": [[0, 60]]}]}).to_string();
+    let sim = wattle_sim_nvml::Sim::install(bench.path(), &board).unwrap();
+    let library = format!("nvml.library={}", sim.library.display());
+    let (url, data) = (server.url(), prompts(&bench, numbered(50)));
+    // Twelve seconds: three in which the rate rises, eight that are even, one to drain.
+    let load =
+        ["--rate", "4", "--ramp-to", "40", "--ramp-s", "3", "--arrival", "constant", "--duration-s", "11"];
+    let more = [&load[..], &["--source", "nvml", "--source-param", &library]].concat();
+    let summary = bench.summary(&args(&url, &data, &more));
+    let steady = &summary["steady"];
+    assert_eq!(steady["reached"], true, "{steady}");
+    let seconds = |key: &str| steady[key].as_f64().unwrap();
+    assert!((1.5..=5.0).contains(&seconds("trimmed_start_s")), "{steady}");
+    assert!((0.2..=3.0).contains(&seconds("trimmed_end_s")), "{steady}");
+    let (from, until) = (steady["start_ns"].as_u64().unwrap(), steady["end_ns"].as_u64().unwrap());
+    let log = server.log();
+    let arrived = log.iter().flat_map(|s| &s.written).filter(|at| (from..until).contains(at)).count() as f64;
+    let (joules, length) = (drawn(&live, from, until), (until - from) as f64 * 1e-9);
+    let found = |name: &str| steady["metrics"][name]["value"].as_f64().unwrap();
+    for (name, truth, off) in [
+        ("energy_j", joules, 0.03),
+        ("mean_power_w", joules / length, 0.03),
+        ("output_tokens_per_s", arrived / length, 0.03),
+        ("joules_per_output_token", joules / arrived, 0.03),
+        ("queries_per_s", 40.0, 0.05),
+        ("mean_in_flight", 40.0 * found("latency_s"), 0.08),
+    ] {
+        let found = found(name);
+        assert!((found / truth - 1.0).abs() < off, "{name}: {found}, in truth {truth}; {steady}");
+    }
+    // Those of the whole run are others: it also filled up and drained.
+    let whole = metric(&summary, "joules_per_output_token") / found("joules_per_output_token");
+    assert!(whole > 1.03, "{whole}");
+    assert!(metric(&summary, "queries") > found("queries") + 20.0);
+    let report = std::fs::read_to_string(bench.only_run().join("report.html")).unwrap();
+    assert!(report.contains("<h2>Steady state</h2>"));
+}
+
+#[test]
+fn a_short_run_is_not_judged_and_one_that_never_settles_says_so() {
+    let server =
+        Server::start(Config { tokens: 20, ttft_ms: 20.0, itl_ms: 10.0, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    let (url, data) = (server.url(), prompts(&bench, numbered(60)));
+    let short =
+        bench.summary(&args(&url, &data, &["--energy", "none", "--concurrency", "8", "--name", "short"]));
+    assert!(short["steady"].is_null() && !short["warnings"].to_string().contains("unsteady"), "{short}");
+    // More and more requests until the end.
+    let rising =
+        ["--energy", "none", "--rate", "5", "--ramp-to", "150", "--ramp-s", "5", "--duration-s", "5"];
+    let rising = bench.summary(&args(&url, &data, &[&rising[..], &["--name", "rising"]].concat()));
+    let steady = &rising["steady"];
+    assert!(rising["warnings"].to_string().contains("unsteady"), "{steady} {}", rising["warnings"]);
+}
+
+#[test]
+fn of_a_resumed_run_the_longest_session_counts_and_its_window_has_what_came_in_it() {
+    let server = Server::start(Config { tokens: 4, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    let (url, data) = (server.url(), prompts(&bench, numbered(2)));
+    bench.summary(&args(&url, &data, &["--energy", "none"]));
+    // Of the run its folder is kept, and another log written: a second session of 24 s between two short ones. In it four
+    // requests a second fill up to sixteen in flight, each of them of 4 s and four pieces of ten tokens.
+    let run = bench.only_run();
+    let old = std::fs::read_to_string(run.join("log.jsonl")).unwrap();
+    let lines: Vec<Value> = old.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let first = |kind: &str| lines.iter().find(|l| l["type"] == kind).unwrap().clone();
+    let (session, record) = (first("session"), first("record"));
+    let (mut log, mut index, mut all) = (Vec::new(), 0, Vec::new());
+    for (number, length_ms) in [(0, 3000), (1, 20_000), (2, 3000)] {
+        let mut line = session.clone();
+        line["session"] = json!(number);
+        log.push(line);
+        let start = 1_000_000_000 * (1000 + 100 * number);
+        for sent in (0..length_ms).step_by(250).map(|ms| start + ms * 1_000_000) {
+            let mut line = record.clone();
+            line["session"] = json!(number);
+            line["item"]["index"] = json!(index);
+            let tokens: Vec<u64> = (1..=4).map(|i| sent + i * 1_000_000_000).collect();
+            let exchange = &mut line["exchange"];
+            for (key, at) in
+                [("due_ns", sent), ("sent_ns", sent), ("first_token_ns", tokens[0]), ("done_ns", tokens[3])]
+            {
+                exchange[key] = json!(at);
+            }
+            exchange["token_ns"] = json!(tokens);
+            exchange["usage"]["completion"] = json!(40);
+            all.extend((number == 1).then_some(tokens));
+            log.push(line);
+            index += 1;
+        }
+    }
+    let text: String = log.iter().map(|l| format!("{l}\n")).collect();
+    std::fs::write(run.join("log.jsonl"), text).unwrap();
+    std::fs::remove_file(run.join("summary.json")).unwrap();
+    let out = bench.run(&["report", &run.display().to_string()]);
+    assert!(out.status.success(), "{}", support::stderr(&out));
+    let summary: Value = serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap();
+    let steady = &summary["steady"];
+    assert_eq!((&steady["session"], &steady["reached"]), (&json!(1), &json!(true)), "{steady}");
+    let seconds = |key: &str| steady[key].as_f64().unwrap();
+    for end in ["trimmed_start_s", "trimmed_end_s"] {
+        assert!((3.0..=5.0).contains(&seconds(end)), "{end}: {steady}");
+    }
+    let window = steady["start_ns"].as_u64().unwrap()..steady["end_ns"].as_u64().unwrap();
+    let arrived = all.iter().flatten().filter(|at| window.contains(at)).count() as f64 * 10.0;
+    let ended = all.iter().filter(|tokens| window.contains(&tokens[3])).count() as f64;
+    let found = |name: &str| steady["metrics"][name]["value"].as_f64().unwrap();
+    assert_eq!((found("output_tokens"), found("queries")), (arrived, ended), "{steady}");
+    assert!((found("output_tokens_per_s") - 160.0).abs() < 3.0 && (found("queries_per_s") - 4.0).abs() < 0.1);
+    assert!((found("mean_in_flight") - 16.0).abs() < 0.3, "{steady}");
+    assert!(metric(&summary, "mean_in_flight") < 15.0, "with what fills up and drains");
+    assert_eq!(found("latency_s"), 4.0);
+}

@@ -2,6 +2,7 @@
 
 mod command;
 mod definition;
+mod window;
 
 pub use command::of_command;
 pub use definition::{Definition, METRICS, Metric};

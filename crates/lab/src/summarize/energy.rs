@@ -1,5 +1,6 @@
 //! What the readings tell: one pass over them, session by session.
 
+use super::steady::Chart;
 use super::told::Told;
 use crate::LabError;
 use std::collections::BTreeMap;
@@ -47,17 +48,22 @@ impl<'a> Questions<'a> {
         Self { measured, warmup: runs().filter(|r| r.warmup).collect(), phases: phases.collect() }
     }
 
-    fn survey(&self, table: &[Sensor], panel: Option<&Panel>) -> Survey {
+    fn survey(&self, table: &[Sensor], panel: Option<&Panel>, bins: &[Span]) -> Survey {
         let devices = panel.map_or_else(Vec::new, |p| p.devices(table));
         let panel = panel.map_or(&[][..], |p| &p.sensors);
         let measured: Vec<Span> = self.measured.iter().map(|(span, _)| *span).collect();
         let others = self.warmup.iter().map(|r| r.span).chain(self.phases.iter().map(|(_, span)| *span));
-        Survey::new(table, panel, &devices, &measured, &others.collect::<Vec<_>>())
+        Survey::new(table, panel, &devices, &measured, &others.collect::<Vec<_>>(), bins)
     }
 }
 
 impl Measured {
-    pub(super) fn read(dir: &RunDir, info: &RunInfo, told: &Told) -> Result<Self, LabError> {
+    pub(super) fn read(
+        dir: &RunDir,
+        info: &RunInfo,
+        told: &Told,
+        mut chart: Option<&mut Chart>,
+    ) -> Result<Self, LabError> {
         let table = &info.sensors;
         let panel = info.perimeter.map(|perimeter| Panel {
             sensors: (0u16..)
@@ -72,31 +78,37 @@ impl Measured {
         let mut phases: BTreeMap<String, Total> = BTreeMap::new();
         let mut seen = Vec::new();
         let mut current: Option<(u32, Questions<'_>, Survey)> = None;
+        let bins = |chart: Option<&Chart>, session| {
+            chart.filter(|c| c.session == session && panel.is_some()).map_or_else(Vec::new, Chart::spans)
+        };
         for row in dir.stored_readings()? {
             let (session, reading) = row?;
             if current.as_ref().is_none_or(|(open, ..)| *open != session) {
-                if let Some((_, questions, survey)) = current.take() {
-                    found.add(&questions, survey, &mut phases);
+                if let Some(ended) = current.take() {
+                    found.add(ended, &mut phases, chart.as_deref_mut());
                 }
                 let questions = Questions::of(session, told);
-                let survey = questions.survey(table, panel.as_ref());
+                let survey = questions.survey(table, panel.as_ref(), &bins(chart.as_deref(), session));
                 seen.push(session);
                 current = Some((session, questions, survey));
             }
             if let Some((_, _, survey)) = &mut current {
                 survey.push(table, &reading);
             }
+            if let Some(chart) = chart.as_deref_mut().filter(|c| c.session == session) {
+                chart.push(table, &reading);
+            }
         }
-        if let Some((_, questions, survey)) = current {
-            found.add(&questions, survey, &mut phases);
+        if let Some(ended) = current {
+            found.add(ended, &mut phases, chart);
         }
         // A session without readings has runs and phases all the same.
         let mut unread: Vec<u32> = told.repetitions.iter().map(|r| r.session).collect();
         unread.dedup();
         for session in unread.into_iter().filter(|s| !seen.contains(s)) {
             let questions = Questions::of(session, told);
-            let survey = questions.survey(&[], None);
-            found.add(&questions, survey, &mut phases);
+            let survey = questions.survey(&[], None, &[]);
+            found.add((session, questions, survey), &mut phases, None);
         }
         found.repetitions.sort_by_key(|(r, _)| (r.session, r.span.start()));
         found.phases = phases
@@ -109,8 +121,17 @@ impl Measured {
         Ok(found)
     }
 
-    fn add(&mut self, questions: &Questions<'_>, survey: Survey, phases: &mut BTreeMap<String, Total>) {
+    /// Takes in what the readings of a session showed.
+    fn add(
+        &mut self,
+        (session, questions, survey): (u32, Questions<'_>, Survey),
+        phases: &mut BTreeMap<String, Total>,
+        chart: Option<&mut Chart>,
+    ) {
         let found = survey.finish();
+        if let Some(chart) = chart.filter(|c| c.session == session) {
+            chart.energy = found.bins;
+        }
         for ((_, repetition), account) in questions.measured.iter().zip(&found.measured) {
             self.repetitions.extend(repetition.map(|r| (r.clone(), *account)));
         }

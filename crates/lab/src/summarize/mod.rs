@@ -2,18 +2,21 @@
 //! up alike. Figures of queries come from the log, energies of devices, phases and commands from the readings.
 
 mod energy;
+mod steady;
 mod told;
 
 use crate::LabError;
 use energy::Measured;
 use std::collections::BTreeMap;
 use std::path::Path;
+use steady::Chart;
 use told::Told;
 use wattle_core::account::Account;
 use wattle_core::baseline::Idle;
 use wattle_core::command::Repetition;
 use wattle_core::metrics::{Metric, WHOLE, of_command};
 use wattle_core::sensor::DeviceKind;
+use wattle_core::slo::Slo;
 use wattle_core::summary::{RepetitionEnergy, RunInfo, SCHEMA_VERSION, Summary};
 use wattle_core::time::Wall;
 use wattle_core::{Span, Warning};
@@ -36,7 +39,10 @@ pub(crate) fn wrap_up(dir: &RunDir) -> Result<Summary, LabError> {
 }
 
 fn summarize(dir: &RunDir, info: RunInfo, mut told: Told, now: Wall) -> Result<Summary, LabError> {
-    let measured = Measured::read(dir, &info, &told)?;
+    let mut chart = Chart::new(&told, &info);
+    let measured = Measured::read(dir, &info, &told, chart.as_mut())?;
+    let slo = Slo::parse(&info.spec.slo).map_err(LabError::Usage)?;
+    let steady = chart.map(|chart| chart.finish(dir, &told, slo)).transpose()?;
     told.around.tree_memory = measured.tree_memory(&info.sensors);
     let (metrics, complete) = if info.spec.command.is_empty() {
         let complete = match info.spec.duration_s {
@@ -54,6 +60,7 @@ fn summarize(dir: &RunDir, info: RunInfo, mut told: Told, now: Wall) -> Result<S
     warnings.extend(measured.doubts(&info));
     warnings.extend(measured.other_device(&info));
     warnings.extend(energy_doubts(&told, &metrics, &info));
+    warnings.extend(steady.as_ref().and_then(steady::doubt));
     let sessions = sessions(&told);
     let (model, engine) = info.model.map(|m| (m.name, m.engine)).unzip();
     let versions = [("wattle", Some(info.version)), ("engine", engine.flatten())];
@@ -80,6 +87,7 @@ fn summarize(dir: &RunDir, info: RunInfo, mut told: Told, now: Wall) -> Result<S
         config: info.spec,
         warnings: warnings.into_iter().map(Into::into).collect(),
         metrics,
+        steady,
         devices: measured.devices(&info.sensors),
         perimeters: measured.perimeters(&info.sensors),
         resources: measured.resources(&info.sensors, &told),

@@ -11,6 +11,7 @@ use wattle_core::metrics::{Accumulator, Surroundings};
 use wattle_core::seen::Seen;
 use wattle_core::slo::Slo;
 use wattle_core::spec::Spec;
+use wattle_core::steady::Flow;
 use wattle_core::summary::RunInfo;
 use wattle_core::{Seconds, Span, Warning};
 
@@ -32,6 +33,8 @@ const LOADED_NS: f64 = 1e8;
 pub(super) struct Told {
     pub(super) records: Accumulator,
     pub(super) around: Surroundings,
+    /// What happened to the requests of each session over time.
+    pub(super) flows: BTreeMap<u32, Flow>,
     pub(super) warnings: Vec<Warning>,
     /// Why queries failed, and how many of them.
     reasons: BTreeMap<String, u64>,
@@ -109,6 +112,7 @@ impl Told {
                     self.lengths = (self.lengths.0 + u64::from(got != u64::from(asked)), self.lengths.1 + 1);
                 }
                 self.records.push(record);
+                self.flows.entry(record.session).or_default().push(&record.exchange);
             }
             Event::Started { pid, .. } => {
                 self.unended = Some(*pid);

@@ -126,6 +126,7 @@ fn every_key_of_summary_json_is_documented() {
         ("sessions", "<session>"),
         ("versions", "<name>"),
         ("metrics", "<metric>"),
+        ("steady.metrics", "<metric>"),
         ("perimeters", "<perimeter>"),
         ("phases", "<name>"),
         ("gauges", "<name>"),

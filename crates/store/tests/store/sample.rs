@@ -13,6 +13,7 @@ use wattle_core::qualify::Qualification;
 use wattle_core::record::{Item, Record, Score, Telemetry};
 use wattle_core::sensor::{Device, DeviceKind, Kind, Perimeter, Quantity, Trust};
 use wattle_core::spec::Spec;
+use wattle_core::steady::{Steady, Trend, Trends};
 use wattle_core::summary::{
     DeviceEnergy, Host, ModelInfo, PhaseEnergy, RepetitionEnergy, RunInfo, SCHEMA_VERSION, SourceInfo,
     Summary,
@@ -257,6 +258,8 @@ fn spec() -> Spec {
     serde_json::from_value(json!(keys)).unwrap()
 }
 
+const TREND: Trend = Trend { change: 0.125, significant: true };
+
 pub(crate) fn summary() -> Summary {
     let span = Span::new(Stamp::from_nanos(1), Stamp::from_nanos(2));
     let metric = |unit: &str| Metric {
@@ -291,6 +294,16 @@ pub(crate) fn summary() -> Summary {
         config: spec(),
         warnings: vec![Warning::Unscored.into()],
         metrics: METRICS.iter().map(|m| (m.name.to_owned(), metric(m.unit))).collect(),
+        steady: Some(Steady {
+            session: 0,
+            span,
+            seconds: 1.5,
+            trimmed_start_s: 0.5,
+            trimmed_end_s: 0.25,
+            reached: true,
+            trends: Trends { power: Some(TREND), in_flight: Some(TREND), temperature: Some(TREND) },
+            metrics: BTreeMap::from([("energy_j".into(), metric("J"))]),
+        }),
         devices: vec![DeviceEnergy {
             device: sensors()[0].device.clone(),
             sensor: sensors()[0].name.clone(),
@@ -404,6 +417,7 @@ pub(crate) fn warnings() -> Vec<Warning> {
         Warning::PartlyUnscored { unscored: 1, of: 2 },
         Warning::BusyBaseline { cores: 0.5 },
         Warning::IdleDrift { before_w: 0.5, after_w: 1.5 },
+        Warning::Unsteady { reached: false, power: Some(0.5), in_flight: Some(0.5), temperature: Some(0.5) },
         Warning::BadBaseline,
         Warning::ClientBottleneck { cpu: 0.5, lateness_s: 0.5 },
         Warning::HeldBack { requests: 1, of: 2 },
@@ -446,6 +460,7 @@ pub(crate) fn warnings() -> Vec<Warning> {
             | Warning::PartlyUnscored { .. }
             | Warning::BusyBaseline { .. }
             | Warning::IdleDrift { .. }
+            | Warning::Unsteady { .. }
             | Warning::BadBaseline
             | Warning::ClientBottleneck { .. }
             | Warning::HeldBack { .. }
