@@ -108,8 +108,10 @@ pub(super) struct Due<'a> {
     pub(super) before: f64,
     /// Part of the tick's energy that is not its own.
     pub(super) others: f64,
-    /// The same, all phases, under other coefficients.
-    pub(super) drawn: &'a [f64; DRAWS],
+    /// Part of what is shared, and what was done for it: in the order of `drawn`.
+    pub(super) factors: [f64; 4],
+    /// Joules for each of them under other coefficients.
+    pub(super) drawn: &'a [[f64; DRAWS]; 4],
 }
 
 impl Flight {
@@ -300,7 +302,10 @@ impl Flight {
         self.to_first += due.queue + due.prefill + due.shared * due.before;
         let total = due.queue + due.prefill + due.decode + due.shared;
         self.placed += (PLACED * total * due.others).powi(2);
-        self.drawn.iter_mut().zip(due.drawn).for_each(|(sum, x)| *sum += x);
+        let ([a, b, c, d], [shared, prefill, decode, context]) = (due.factors, due.drawn);
+        for i in 0..DRAWS {
+            self.drawn[i] += a * shared[i] + b * prefill[i] + c * decode[i] + d * context[i];
+        }
     }
 
     pub(super) fn total(&self) -> f64 {

@@ -351,16 +351,9 @@ impl Splitter {
                 (shared, scale * costs[1], scale * costs[2], scale * costs[3]);
         }
         let mut charged = 0.0;
-        let mut sums = [0.0; DRAWS];
         for (slot, part) in self.running.iter().zip(parts) {
             let Some(flight) = self.slots[*slot].as_mut() else { continue };
             let part_of_all = (part.presence() + if present > 0.0 { 0.0 } else { part.waiting }) / all;
-            for d in 0..DRAWS {
-                sums[d] = drawn[0][d] * part_of_all
-                    + drawn[1][d] * part.prefill
-                    + drawn[2][d] * part.decode
-                    + drawn[3][d] * part.context;
-            }
             let shared = shared * part_of_all;
             let prefill = scale * costs[1] * part.prefill;
             let decode = scale * (costs[2] * part.decode + costs[3] * part.context);
@@ -371,7 +364,8 @@ impl Splitter {
                 shared: if present > 0.0 { shared } else { 0.0 },
                 others: 1.0 - ratio(prefill + decode + shared, energy).unwrap_or(1.0).clamp(0.0, 1.0),
                 before: ratio(part.prefilling, part.presence()).unwrap_or(0.0),
-                drawn: &sums,
+                factors: [part_of_all, part.prefill, part.decode, part.context],
+                drawn: &drawn,
             };
             charged += prefill + decode + shared;
             flight.owe(&due);

@@ -151,7 +151,7 @@ impl Session<'_> {
         let cap = self.order.cap();
         let mut waker = Waker::new();
         let mut flights = FuturesUnordered::new();
-        let asked = async |()| if says { Some((self.ask(ASK).await, ())) } else { None };
+        let asked = async |()| Some((self.ask(ASK).await, ()));
         let mut asked = std::pin::pin!(futures_util::stream::unfold((), asked));
         let mut pump = tokio::time::interval(PUMP);
         pump.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -215,7 +215,7 @@ impl Session<'_> {
                     }
                 }
                 () = waker.wait(wait) => {}
-                Some((asked, answered, load)) = asked.next() => desk.hear(asked, answered, load),
+                Some((asked, answered, load)) = asked.next(), if says => desk.hear(asked, answered, load),
                 _ = pump.tick() => desk.pump(flights.len(), observe)?,
             }
             desk.pump_if_due(flights.len(), observe)?;
