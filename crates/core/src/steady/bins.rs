@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn what_is_joined_stays_where_it_was() {
         let mut bins = Bins::<1>::of_width(10);
-        [15, 25, 35, 45].map(|at| bins.add(Stamp::from_nanos(at), 0, at as f64));
+        [15, 25, 35, 45].iter().for_each(|at| bins.add(Stamp::from_nanos(*at), 0, *at as f64));
         bins.widen(20);
         let all: Vec<_> = bins.within(span(0, 60)).map(|(s, [x])| (s, x)).collect();
         assert_eq!(all, [(span(0, 20), 15.0), (span(20, 40), 60.0), (span(40, 60), 45.0)]);

@@ -23,6 +23,8 @@ const TAIL: usize = 5;
 const STANDS_OUT: f64 = 0.05;
 /// Nor one that differs by fewer standard errors: the cut was made where the difference is greatest.
 const ERRORS: f64 = 4.0;
+/// One that differs by more than this is cut off however noisy the rest is.
+const FAR_OFF: f64 = 0.25;
 /// Both ends are looked at so often at most.
 const ROUNDS: usize = 10;
 /// A shorter run has no steady state to speak of.
@@ -164,19 +166,26 @@ pub fn find(series: &[&[f64]]) -> Found {
 
 /// How many values at the beginning of a series are not yet like the rest; `None` if it never settles.
 fn transient(series: &[f64]) -> Option<usize> {
-    let cut = mser5(series);
-    let differs = stands_out(series, cut);
-    if 2 * cut <= series.len() {
-        return Some(if differs { cut } else { 0 });
-    }
+    let mut cuts = mser5(series);
+    let none = cuts.iter().find(|(_, cut)| *cut == 0).map_or(0.0, |(statistic, _)| *statistic);
+    // Of equals, the smallest.
+    cuts.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    let best = cuts.first().map_or(0, |(_, cut)| *cut);
     // By the rule a cut in the second half means that there is no steady state; but noise falls there, too.
-    let moves = differs || Trend::of(series).is_some_and(|t| t.matters());
-    (!moves).then_some(0)
+    if 2 * best > series.len() && (stands_out(series, best) || Trend::of(series).is_some_and(|t| t.matters()))
+    {
+        return None;
+    }
+    // Noise also makes a cut longer than what it is to cut off, until that does not stand out in it any more.
+    let fits = |(statistic, cut): &&(f64, usize)| {
+        *statistic < none && 2 * cut <= series.len() && stands_out(series, *cut)
+    };
+    Some(cuts.iter().find(fits).map_or(0, |(_, cut)| *cut))
 }
 
 /// Whether what comes before a cut is another level than what comes after it, by more than noise makes of it. What noise is like
-/// is seen in the longer part: after an early cut in what comes next, because what comes late may drain; before a late one
-/// around a line, because what fills up rises.
+/// is seen in the longer part, around a line, because what fills up rises: after an early cut in what comes next, because what comes
+/// late may drain; before a late one. An early part that is far off is cut in any case: that costs a few bins at worst.
 fn stands_out(series: &[f64], cut: usize) -> bool {
     let early = 2 * cut <= series.len();
     let (before, after) = series.split_at(cut);
@@ -185,29 +194,28 @@ fn stands_out(series: &[f64], cut: usize) -> bool {
         return false;
     }
     let level = mean(after);
-    let rest = if early { after.iter().map(|x| x - level).collect() } else { around_line(before).1 };
+    let difference = (mean(before) - level).abs();
+    let rest = around_line(if early { after } else { before }).1;
     let variance = rest.iter().map(|e| e * e).sum::<f64>() / rest.len() as f64;
-    let worth = effective(&rest, if early { 1.0 } else { 2.0 }) / rest.len() as f64;
+    let worth = effective(&rest, 2.0) / rest.len() as f64;
     let error = (variance / worth * (1.0 / before.len() as f64 + 1.0 / after.len() as f64)).sqrt();
-    (mean(before) - level).abs() > (STANDS_OUT * level.abs()).max(ERRORS * error)
+    let far_off = early && difference > FAR_OFF * level.abs();
+    far_off || difference > (STANDS_OUT * level.abs()).max(ERRORS * error)
 }
 
-/// Where MSER-5 cuts a series: the standard error of the mean of what is left, taken as independent means of five, is least there
-/// (White, Simulation 69, 323, 1997; White, Cobb and Spratt, Winter Simulation Conference 2000, 755).
-fn mser5(series: &[f64]) -> usize {
+/// The statistic of MSER-5 for each cut: the squared standard error of the mean of what is left, taken as independent means of five.
+/// The series is cut where it is least (White, Simulation 69, 323, 1997; White, Cobb and Spratt, Winter Simulation Conference 2000, 755).
+fn mser5(series: &[f64]) -> Vec<(f64, usize)> {
     let batches: Vec<f64> = series.chunks_exact(BATCH).map(mean).collect();
-    let (mut sum, mut squares, mut best) = (0.0, 0.0, (f64::INFINITY, 0));
+    let (mut sum, mut squares) = (0.0, 0.0);
     // Around the last one, so that squares of large numbers do not drown their differences.
     let origin = batches.last().copied().unwrap_or(0.0);
-    for (cut, value) in batches.iter().enumerate().rev() {
+    let each = batches.iter().enumerate().rev().map(|(cut, value)| {
         let (value, left) = (value - origin, (batches.len() - cut) as f64);
         (sum, squares) = (sum + value, squares + value * value);
-        let statistic = (squares - sum * sum / left).max(0.0) / (left * left);
-        if left >= TAIL as f64 && statistic <= best.0 {
-            best = (statistic, cut);
-        }
-    }
-    best.1 * BATCH
+        ((squares - sum * sum / left).max(0.0) / (left * left), cut * BATCH)
+    });
+    each.skip(TAIL - 1).collect()
 }
 
 #[cfg(test)]

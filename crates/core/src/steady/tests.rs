@@ -49,7 +49,7 @@ fn noise_around_a_constant_is_hardly_cut_and_hardly_ever_called_unsteady() {
         }
         let mean = cut as f64 / 300.0;
         println!("{likeness}: {mean} of 200 bins cut, {missed} of 300 not steady");
-        assert!(mean < 6.0, "{likeness}: {mean} of 200 bins");
+        assert!(mean < 10.0, "{likeness}: {mean} of 200 bins");
         assert!(missed <= 8, "{likeness}: {missed} of 300");
     }
 }
@@ -70,6 +70,22 @@ fn what_fills_up_and_what_drains_is_cut_near_its_end() {
             assert!((40..=80).contains(&start) && (250..=275).contains(&end), "{likeness}: {found:?}");
         }
     }
+}
+
+/// In flight on a machine that others use, too: little is even about it, and there are few bins.
+#[test]
+fn noise_hides_no_ramp() {
+    let mut noise = Noise::new(11, 0.85);
+    let (mut trimmed, mut missed) = (0, 0);
+    for _ in 0..300 {
+        let series: Vec<f64> =
+            plateau(93, 24, 88, &mut noise).iter().map(|x| x + 24.0 * noise.next()).collect();
+        let found = find(&[&series]);
+        trimmed += u32::from(found.reached && found.bins.start >= 10);
+        missed += u32::from(found.reached && found.bins.start < 10);
+    }
+    println!("{trimmed} of 300 cut, {missed} taken for steady as they are");
+    assert!(trimmed >= 260 && missed == 0, "{trimmed} of 300 cut, {missed} taken for steady as they are");
 }
 
 #[test]
