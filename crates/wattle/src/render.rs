@@ -324,7 +324,7 @@ fn next(summary: &Summary) -> String {
 }
 
 /// A paragraph that fits the screen, indented after its first line.
-fn wrapped(text: &str) -> String {
+pub(crate) fn wrapped(text: &str) -> String {
     let mut out = String::new();
     let mut column = 0;
     for word in text.split_whitespace() {

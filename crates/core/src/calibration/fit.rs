@@ -97,7 +97,9 @@ pub fn fit(cells: &[Cell], idle: Watts, idle_error: Watts) -> Result<Fit, IllPos
     check(cells)?;
     // The order in which cells come changes no sum.
     let mut cells: Vec<&Cell> = cells.iter().collect();
-    cells.sort_by(|a, b| (a.rung, a.energy_j).partial_cmp(&(b.rung, b.energy_j)).unwrap_or(a.rung.cmp(&b.rung)));
+    cells.sort_by(|a, b| {
+        (a.rung, a.energy_j).partial_cmp(&(b.rung, b.energy_j)).unwrap_or(a.rung.cmp(&b.rung))
+    });
     let row = |cell: &Cell, y: f64, error: f64| Row {
         ladder: cell.ladder,
         rung: cell.rung,

@@ -96,7 +96,8 @@ pub(super) fn not_negative(m: &Matrix, b: &Vector) -> Vector {
 mod tests {
     use super::*;
 
-    const M: Matrix = [[4.0, 2.0, 0.0, 0.4], [2.0, 5.0, 1.0, 0.0], [0.0, 1.0, 3.0, 0.2], [0.4, 0.0, 0.2, 1.0]];
+    const M: Matrix =
+        [[4.0, 2.0, 0.0, 0.4], [2.0, 5.0, 1.0, 0.0], [0.0, 1.0, 3.0, 0.2], [0.4, 0.0, 0.2, 1.0]];
 
     #[test]
     fn an_inverse_undoes_its_matrix_on_the_parts_in_use() {

@@ -96,7 +96,7 @@ impl Subject {
             let names = s.devices.iter().map(|d| format!("{} ({})", d.name, d.id));
             names.collect::<Vec<_>>().join(", ")
         };
-        let perimeter = |s: &Self| format!("{:?}", s.perimeter).to_lowercase();
+        let perimeter = |s: &Self| s.perimeter.name().to_owned();
         let pairs = [
             ("model", self.model.clone(), other.model.clone()),
             ("digest of the weights", or_none(&self.sha256), or_none(&other.sha256)),

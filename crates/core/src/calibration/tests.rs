@@ -155,7 +155,10 @@ fn what_is_not_there_or_does_not_vary_is_refused_by_name() {
     assert!(IllPosed::Flat(Ladder::Decode).to_string().contains("--max-concurrency"));
     let one_length = keep(&|c| c.ladder != Ladder::Prefill || c.rung == 0);
     let error = of(&one_length).unwrap_err();
-    assert!(error.to_string().starts_with("the prompts of the prefill ladder were all of one length"), "{error}");
+    assert!(
+        error.to_string().starts_with("the prompts of the prefill ladder were all of one length"),
+        "{error}"
+    );
     assert!(of(&[]).is_err());
 }
 
@@ -166,7 +169,9 @@ fn parts_that_always_go_together_are_refused_with_their_condition() {
         cell.work.prefill = 512.0 * cell.work.iterations * (1.0 + 0.001 * f64::from(cell.rung % 2));
         cell.requests = if cell.rung == 0 { 1 } else { cell.work.iterations as u64 };
     }
-    assert!(matches!(of(&cells).unwrap_err(), IllPosed::Collinear { condition } if condition > CONDITION_LIMIT));
+    assert!(
+        matches!(of(&cells).unwrap_err(), IllPosed::Collinear { condition } if condition > CONDITION_LIMIT)
+    );
 }
 
 #[test]

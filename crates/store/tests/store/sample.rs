@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use tempfile::TempDir;
 use wattle_core::account::Account;
 use wattle_core::attribute::{Ledger, Share};
+use wattle_core::calibration::Attribution;
 use wattle_core::command::{Gauge, Phase, Repetition};
+use wattle_core::cost::{Cost, Origin};
 use wattle_core::estimate::Estimate;
 use wattle_core::exchange::{Dated, Exchange, FailureClass, Finish, Outcome, TokensFrom, Usage};
 use wattle_core::metrics::{METRICS, Metric};
@@ -214,6 +216,18 @@ pub(crate) fn info() -> RunInfo {
         }],
         panel: vec!["made-up/gpu-0/energy".into()],
         perimeter: Some(Perimeter::Device),
+        attribution: Some(attribution()),
+    }
+}
+
+fn attribution() -> Attribution {
+    Attribution {
+        origin: Origin::Calibration,
+        digest: Some("22".repeat(32)),
+        created: Some(NOW.to_string()),
+        joules: Cost { fixed: 1.5, prefill: 0.5, decode: 0.25, context: 0.125 },
+        covariance: Some([[0.5; 4]; 4]),
+        seconds: Some(Cost { fixed: 1.5, prefill: 0.5, decode: 0.25, context: 0.125 }),
     }
 }
 
@@ -415,6 +429,7 @@ pub(crate) fn warnings() -> Vec<Warning> {
         Warning::ModelLoaded { queries: 1, seconds: 0.5 },
         Warning::Unscored,
         Warning::OtherDevice { worker: DeviceKind::Cpu },
+        Warning::Uncalibrated { command: text() },
         Warning::Throttled { device: text(), fraction: 0.5 },
         Warning::Notes { skipped: 1, why: text() },
         Warning::NotesLate { seconds: 0.5 },
@@ -454,6 +469,7 @@ pub(crate) fn warnings() -> Vec<Warning> {
             | Warning::ModelLoaded { .. }
             | Warning::Unscored
             | Warning::OtherDevice { .. }
+            | Warning::Uncalibrated { .. }
             | Warning::Throttled { .. }
             | Warning::Notes { .. }
             | Warning::NotesLate { .. }
