@@ -112,7 +112,7 @@ impl Subject {
 /// How thorough a calibration is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Level {
+pub enum Effort {
     /// Three repeats of few rungs.
     Quick,
     /// Five repeats.
@@ -157,7 +157,7 @@ pub struct Calibration {
     /// Version of wattle.
     pub version: String,
     /// How thorough it is.
-    pub level: Level,
+    pub level: Effort,
     /// Of the order of loads and of their prompts.
     pub seed: u64,
     /// How long it took.

@@ -3,7 +3,7 @@
 use super::pilot::Pace;
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
-use wattle_core::calibration::{Ladder, Level};
+use wattle_core::calibration::{Effort, Ladder};
 
 /// Common English words that are one token in most vocabularies.
 const WORDS: &str = include_str!("../../data/words.txt");
@@ -34,39 +34,39 @@ pub(super) struct Plan {
 }
 
 /// Seconds that a load lasts where sensors are fast.
-pub(super) const fn usual_length(level: Level) -> f64 {
+pub(super) const fn usual_length(level: Effort) -> f64 {
     match level {
-        Level::Quick => 0.8,
-        Level::Default => 2.0,
-        Level::Thorough => 4.0,
+        Effort::Quick => 0.8,
+        Effort::Default => 2.0,
+        Effort::Thorough => 4.0,
     }
 }
 
 /// The longest prompt worth asking.
-pub(super) const fn longest(level: Level) -> u32 {
+pub(super) const fn longest(level: Effort) -> u32 {
     match level {
-        Level::Quick => 2048,
-        Level::Default | Level::Thorough => 4096,
+        Effort::Quick => 2048,
+        Effort::Default | Effort::Thorough => 4096,
     }
 }
 
-const fn repeats(level: Level) -> usize {
+const fn repeats(level: Effort) -> usize {
     match level {
-        Level::Quick => 3,
-        Level::Default => 5,
-        Level::Thorough => 9,
+        Effort::Quick => 3,
+        Effort::Default => 5,
+        Effort::Thorough => 9,
     }
 }
 
 impl Plan {
     /// Loads of at most `most` requests at once, for a server of this pace.
-    pub(super) fn new(level: Level, most: u32, length: f64, pace: &Pace, seed: u64) -> Self {
+    pub(super) fn new(level: Effort, most: u32, length: f64, pace: &Pace, seed: u64) -> Self {
         let longest = f64::from(pace.longest);
         let prompt = |part: f64| ((longest * part) as u32).max(SHORTEST);
         let parts: &[f64] = match level {
-            Level::Quick => &[1.0 / 16.0, 0.25, 1.0],
-            Level::Default => &[1.0 / 32.0, 0.125, 0.25, 0.5, 1.0],
-            Level::Thorough => &[1.0 / 32.0, 1.0 / 16.0, 0.125, 0.25, 0.5, 1.0],
+            Effort::Quick => &[1.0 / 16.0, 0.25, 1.0],
+            Effort::Default => &[1.0 / 32.0, 0.125, 0.25, 0.5, 1.0],
+            Effort::Thorough => &[1.0 / 32.0, 1.0 / 16.0, 0.125, 0.25, 0.5, 1.0],
         };
         let rung = |ladder, batch, prompt, tokens| Rung { ladder, batch, prompt, tokens };
         let mut rungs: Vec<Rung> =
@@ -76,7 +76,7 @@ impl Plan {
         // Enough at once that what they look back at shows beside the iteration, and not so many that prompts take all the time.
         let (few, many) = ((most / 8).clamp(1, 2), (most / 4).clamp(1, 8));
         let context: &[(u32, f64)] = match level {
-            Level::Quick => &[((most / 8).clamp(1, 4), 0.5), ((most / 8).clamp(1, 4), 1.0)],
+            Effort::Quick => &[((most / 8).clamp(1, 4), 0.5), ((most / 8).clamp(1, 4), 1.0)],
             _ => &[(many, 0.25), (many, 0.5), (many, 1.0), (few, 0.5), (few, 1.0)],
         };
         rungs.extend(
@@ -105,10 +105,10 @@ impl Plan {
 }
 
 /// How many at once: 1, 2, 4 and so on; of a quick one the first, a middle and the last.
-fn batches(level: Level, most: u32) -> Vec<u32> {
+fn batches(level: Effort, most: u32) -> Vec<u32> {
     let mut all: Vec<u32> = (0..).map(|n| 1 << n).take_while(|n| *n < most).collect();
     all.push(most);
-    if level == Level::Quick && all.len() > 3 {
+    if level == Effort::Quick && all.len() > 3 {
         all = vec![1, all[all.len() / 2], most];
     }
     all
@@ -156,9 +156,9 @@ mod tests {
     #[test]
     fn every_ladder_varies_what_it_is_there_for() {
         for (level, rungs, repeats) in
-            [(Level::Quick, 8, 3), (Level::Default, 16, 5), (Level::Thorough, 18, 9)]
+            [(Effort::Quick, 8, 3), (Effort::Default, 16, 5), (Effort::Thorough, 18, 9)]
         {
-            let most = if level == Level::Thorough { 64 } else { 32 };
+            let most = if level == Effort::Thorough { 64 } else { 32 };
             let plan = Plan::new(level, most, 1.0, &PACE, 1);
             assert_eq!((plan.rungs.len(), plan.order.len()), (rungs, rungs * repeats));
             let of = |ladder, f: fn(&Rung) -> u32| {
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_seed_gives_the_same_order_again_and_another_another() {
-        let order = |seed| Plan::new(Level::Default, 32, 1.0, &PACE, seed).order;
+        let order = |seed| Plan::new(Effort::Default, 32, 1.0, &PACE, seed).order;
         assert_eq!(order(1), order(1));
         assert_ne!(order(1), order(2));
         assert_ne!(order(1), {
@@ -186,10 +186,10 @@ mod tests {
 
     #[test]
     fn batches_end_with_the_largest_asked_for() {
-        assert_eq!(batches(Level::Default, 32), [1, 2, 4, 8, 16, 32]);
-        assert_eq!(batches(Level::Default, 24), [1, 2, 4, 8, 16, 24]);
-        assert_eq!(batches(Level::Quick, 32), [1, 8, 32]);
-        assert_eq!(batches(Level::Quick, 1), [1]);
+        assert_eq!(batches(Effort::Default, 32), [1, 2, 4, 8, 16, 32]);
+        assert_eq!(batches(Effort::Default, 24), [1, 2, 4, 8, 16, 24]);
+        assert_eq!(batches(Effort::Quick, 32), [1, 8, 32]);
+        assert_eq!(batches(Effort::Quick, 1), [1]);
     }
 
     #[test]

@@ -23,7 +23,7 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use wattle_core::calibration::{CALIBRATION_VERSION, Calibration, Cell, Level, fit};
+use wattle_core::calibration::{CALIBRATION_VERSION, Calibration, Cell, Effort, fit};
 use wattle_core::exchange::{Request, Role, Turn};
 use wattle_core::spec::{Energy, Spec};
 use wattle_core::{Exchange, Warning, Watts};
@@ -35,7 +35,7 @@ pub struct Asked {
     /// The client, its server, the sensors and the seed; what it says of questions and load is of no matter here.
     pub spec: Spec,
     /// How thoroughly.
-    pub level: Level,
+    pub level: Effort,
     /// As many requests at once, at most; by default 32, and 64 if it is to be thorough.
     pub max_concurrency: Option<u32>,
     /// File, or folder, instead of the usual one.
@@ -205,8 +205,8 @@ impl Work<'_> {
     ) -> Result<Plan, LabError> {
         watch(Step::Stage("warming up".into()));
         let most = self.asked.max_concurrency.unwrap_or(match self.asked.level {
-            Level::Thorough => 64,
-            Level::Quick | Level::Default => 32,
+            Effort::Thorough => 64,
+            Effort::Quick | Effort::Default => 32,
         });
         let length = scales.shortest_load().max(ladder::usual_length(self.asked.level));
         let pace = scales.pump_while(pilot::fly(asking, self.asked.level, length)).await??;

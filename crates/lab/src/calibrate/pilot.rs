@@ -4,7 +4,7 @@ use super::Asking;
 use super::ladder::longest;
 use crate::LabError;
 use wattle_core::Exchange;
-use wattle_core::calibration::Level;
+use wattle_core::calibration::Effort;
 
 /// Words of the two prompts that tell how many tokens a word has.
 const FEW: u32 = 32;
@@ -33,7 +33,7 @@ pub(super) struct Pace {
 }
 
 /// Asks a few questions, for loads of so many seconds.
-pub(super) async fn fly(asking: &Asking<'_>, level: Level, length: f64) -> Result<Pace, LabError> {
+pub(super) async fn fly(asking: &Asking<'_>, level: Effort, length: f64) -> Result<Pace, LabError> {
     // The first may find connections and caches cold.
     ask(asking, FEW, SOME).await?;
     let few = ask(asking, FEW, SOME).await?;

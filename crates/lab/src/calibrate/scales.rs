@@ -105,7 +105,10 @@ impl Scales {
         loop {
             tokio::select! {
                 biased;
-                out = &mut what => return Ok(out),
+                out = &mut what => {
+                    self.collect();
+                    return Ok(out);
+                }
                 () = tokio::time::sleep(PUMP) => self.collect(),
             }
         }

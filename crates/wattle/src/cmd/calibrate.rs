@@ -8,7 +8,7 @@ use crate::render::wrapped;
 use anyhow::Result;
 use indicatif::ProgressStyle;
 use std::process::ExitCode;
-use wattle_core::calibration::{CONDITION_LIMIT, Level};
+use wattle_core::calibration::{CONDITION_LIMIT, Effort};
 use wattle_core::units::si;
 use wattle_lab::Stop;
 use wattle_lab::calibrate::{Asked, Calibrated, Step, calibrate as calibrate_lab};
@@ -16,9 +16,9 @@ use wattle_lab::calibrate::{Asked, Calibrated, Step, calibrate as calibrate_lab}
 /// Calibrates and shows what was found.
 pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<ExitCode> {
     let level = match (args.quick, args.thorough) {
-        (true, _) => Level::Quick,
-        (_, true) => Level::Thorough,
-        _ => Level::Default,
+        (true, _) => Effort::Quick,
+        (_, true) => Effort::Thorough,
+        _ => Effort::Default,
     };
     let asked = Asked {
         spec: config::spec(None, args.config.as_deref(), &args.spec)?,
