@@ -8,6 +8,7 @@ pub mod account;
 pub mod arrival;
 pub mod attribute;
 pub mod baseline;
+pub mod calibration;
 pub mod command;
 pub mod cost;
 pub mod estimate;

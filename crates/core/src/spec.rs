@@ -120,6 +120,9 @@ pub struct Spec {
     pub interval_ms: f64,
     /// Length of the idle baseline before the run, in seconds.
     pub idle_s: f64,
+    /// By what energy is split among requests in flight together: `auto` (a calibration of this model, engine and device, if there
+    /// is one), `none` (documented ratios), or a calibration file.
+    pub calibration: String,
 }
 
 impl Default for Spec {
@@ -164,6 +167,7 @@ impl Default for Spec {
             root: None,
             interval_ms: 5.0,
             idle_s: 1.0,
+            calibration: "auto".into(),
         }
     }
 }
@@ -309,6 +313,7 @@ impl Spec {
             "command" if self.command.first().is_some_and(String::is_empty) => {
                 Err("must name a program".into())
             }
+            "calibration" if self.calibration.is_empty() => Err("must be auto, none or a file".into()),
             "max_tokens" if self.max_tokens == 0 => Err("must be above 0".into()),
             "max_queries" if self.max_queries == Some(0) => Err("must be above 0".into()),
             "temperature" if !(0.0..=10.0).contains(&self.temperature) => {

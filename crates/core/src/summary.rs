@@ -1,5 +1,6 @@
 //! `summary.json` and `run.json`: what a finished run says about itself, and what it was.
 
+use crate::calibration::Attribution;
 use crate::command::{Gauge, Repetition};
 use crate::estimate::Estimate;
 use crate::metrics::Metric;
@@ -140,6 +141,9 @@ pub struct RunInfo {
     pub panel: Vec<String>,
     /// What that sum covers.
     pub perimeter: Option<Perimeter>,
+    /// By what that sum is split among requests; `None` without energy, and of a command.
+    #[serde(default)]
+    pub attribution: Option<Attribution>,
 }
 
 /// `summary.json`: written when the run ends.

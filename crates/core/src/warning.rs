@@ -184,6 +184,11 @@ pub enum Warning {
         /// What does the work.
         worker: DeviceKind,
     },
+    /// Several requests were in flight together, and nobody has measured what work costs this model here.
+    Uncalibrated {
+        /// The call that does.
+        command: String,
+    },
     /// Hardware held a device's clocks down.
     Throttled {
         /// The device.
@@ -329,6 +334,10 @@ impl fmt::Display for Warning {
                     DeviceKind::Ane => "neural engine",
                     DeviceKind::Machine | DeviceKind::Process => "machine",
                 }
+            ),
+            Warning::Uncalibrated { command } => write!(
+                f,
+                "the energy of requests in flight together is split among them by documented ratios, so the bound of each is wide; measure once what work costs here: {command}"
             ),
             Warning::Throttled { device, fraction } => write!(
                 f,

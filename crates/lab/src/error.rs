@@ -26,6 +26,18 @@ pub enum LabError {
         /// Why, by source.
         why: String,
     },
+    /// A calibration, and nothing can be measured.
+    #[error("a calibration needs measured energy ({why}); run \"wattle doctor\" for the fix")]
+    NotCalibratable {
+        /// Why, by source.
+        why: String,
+    },
+    /// A calibration could not be carried out.
+    #[error("{0}")]
+    Calibrate(String),
+    /// What was measured tells no coefficients.
+    #[error("no calibration was made: {0}")]
+    IllPosed(#[from] wattle_core::calibration::IllPosed),
     /// The model server is not there or not well.
     #[error("{0}")]
     Client(String),

@@ -115,6 +115,7 @@ impl Folder {
             qualification: metering.qualified.clone(),
             panel: metering.panel_names(),
             perimeter: metering.panel.as_ref().map(|p| p.perimeter),
+            attribution: metering.attribution.clone(),
         };
         fill(&mut info);
         if let Err(error) = dir.write_info(&info) {

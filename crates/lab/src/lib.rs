@@ -1,6 +1,7 @@
 //! What is tried: prompts, load, scores. Prints nothing and serves nothing; the binary watches it through [`run::Observer`].
 
 mod books;
+pub mod calibrate;
 pub mod client;
 pub mod dataset;
 mod error;

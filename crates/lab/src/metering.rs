@@ -4,6 +4,7 @@ use crate::LabError;
 use crate::client::Place;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use wattle_core::calibration::Attribution;
 use wattle_core::event::Event;
 use wattle_core::qualify::{Qualification, Qualifier};
 use wattle_core::sensor::{DeviceKind, Panel, Reading, Sensor, SensorId};
@@ -32,6 +33,8 @@ pub(crate) struct Metering {
     pub(crate) early: Vec<Reading>,
     /// What happened before there was a log to write it to.
     pub(crate) happened: Vec<Event>,
+    /// By what energy will be split, once that is decided.
+    pub(crate) attribution: Option<Attribution>,
     worker: Option<DeviceKind>,
 }
 
@@ -52,6 +55,7 @@ impl Metering {
             warnings: vec![Warning::NoEnergy { why }],
             early: Vec::new(),
             happened: Vec::new(),
+            attribution: None,
             worker: None,
         };
         match (spec.energy, place) {
@@ -129,6 +133,7 @@ impl Metering {
             warnings,
             early: Vec::new(),
             happened: Vec::new(),
+            attribution: None,
             worker: chosen_for,
         })
     }

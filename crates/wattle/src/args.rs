@@ -24,6 +24,8 @@ pub(crate) enum Command {
     Run(Box<RunArgs>),
     /// Run any command and measure what it draws
     Exec(Box<ExecArgs>),
+    /// Measure what work costs a model, so that the energy of requests in flight together can be told apart
+    Calibrate(Box<CalibrateArgs>),
     /// Write a run's report as one HTML file
     Report(ReportArgs),
     /// Say which sensors this machine has, and how to get at the others
@@ -92,9 +94,9 @@ pub(crate) enum Format {
     Json,
 }
 
-/// The flags that are keys of the spec. What is not given is left to weaker layers.
+/// The flags that say who answers.
 #[derive(Debug, Default, Args, Serialize)]
-pub(crate) struct SpecArgs {
+pub(crate) struct ModelArgs {
     /// Who answers: see "wattle list clients" [default: embedded]
     #[arg(long, value_name = "ID", help_heading = "Model")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -115,6 +117,14 @@ pub(crate) struct SpecArgs {
     #[arg(long, value_name = "K=V", value_parser = pair, help_heading = "Model")]
     #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "as_map")]
     server: Vec<(String, String)>,
+}
+
+/// The flags that are keys of the spec. What is not given is left to weaker layers.
+#[derive(Debug, Default, Args, Serialize)]
+pub(crate) struct SpecArgs {
+    #[command(flatten)]
+    #[serde(flatten)]
+    model: ModelArgs,
     /// What the model is told before every question
     #[arg(long, value_name = "TEXT", help_heading = "Model")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -219,6 +229,11 @@ pub(crate) struct SpecArgs {
     #[arg(long, value_name = "N", help_heading = "Load")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_errors: Option<u64>,
+    /// By what the energy of requests in flight together is split: auto (a calibration of this model, engine and device, if there is
+    /// one), none (documented ratios), or a calibration file [default: auto]
+    #[arg(long, value_name = "FILE|auto|none", value_parser = calibration, help_heading = "Energy")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    calibration: Option<String>,
     #[command(flatten)]
     #[serde(flatten)]
     meter: MeterArgs,
@@ -320,6 +335,66 @@ pub(crate) struct CommandArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(
+    allow_negative_numbers = true,
+    after_help = "Examples:
+  wattle calibrate --client openai --url http://127.0.0.1:8000/v1 --model Qwen/Qwen3-8B
+  wattle calibrate --client ollama --model qwen3:4b --quick
+  wattle calibrate --server preset=vllm --model Qwen/Qwen3-8B --thorough --max-concurrency 128
+  wattle list calibrations                              what there is
+
+Prompts of several lengths, several requests at once and several contexts are measured in random order, and
+from what they draw comes what an iteration, a prompt token, a token and a look back at one cost above idle.
+A run of the same model, engine and devices finds the result by itself. It takes about half a minute with
+--quick, four minutes without, a quarter of an hour with --thorough; longer where the server or the sensors
+are slow. Nobody else should use the server or the devices meanwhile.
+
+Kept in $WATTLE_CALIBRATIONS, else in $XDG_DATA_HOME/wattle/calibrations, else in ~/.local/share/wattle/calibrations.
+Exit codes: 0 done, 1 failed or refused, 2 wrong usage, 130 interrupted, 143 terminated."
+)]
+pub(crate) struct CalibrateArgs {
+    #[command(flatten)]
+    pub(crate) spec: CalibrateSpecArgs,
+    /// Three repeats of few loads
+    #[arg(long, help_heading = "Loads", conflicts_with = "thorough")]
+    pub(crate) quick: bool,
+    /// Nine repeats of many loads, each twice as long
+    #[arg(long, help_heading = "Loads")]
+    pub(crate) thorough: bool,
+    /// As many requests at once, at most [default: 32, or 64 with --thorough]
+    #[arg(long, value_name = "N", help_heading = "Loads", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) max_concurrency: Option<u32>,
+    /// File (*.json) or folder for the result, instead of the usual folder
+    #[arg(long, value_name = "FILE|DIR", help_heading = "Result")]
+    pub(crate) out: Option<PathBuf>,
+    /// Settings file instead of ./wattle.toml
+    #[arg(long, value_name = "FILE", help_heading = "Result")]
+    pub(crate) config: Option<PathBuf>,
+    /// What to print
+    #[arg(long, env = "WATTLE_FORMAT", value_enum, default_value_t, help_heading = "Result")]
+    pub(crate) format: Format,
+}
+
+/// The flags of `calibrate` that are keys of the spec.
+#[derive(Debug, Default, Args, Serialize)]
+pub(crate) struct CalibrateSpecArgs {
+    #[command(flatten)]
+    #[serde(flatten)]
+    model: ModelArgs,
+    /// Seed of the order of loads and of their prompts [default: 1]
+    #[arg(long, value_name = "N", help_heading = "Loads")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seed: Option<u64>,
+    /// A request that takes longer, in seconds, has failed [default: 600]
+    #[arg(long, value_name = "S", help_heading = "Loads")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeout_s: Option<f64>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    meter: MeterArgs,
+}
+
+#[derive(Debug, Args)]
 #[command(after_help = "Example:\n  wattle report runs/NAME --out report.html")]
 pub(crate) struct ReportArgs {
     /// Folder of the run
@@ -380,6 +455,8 @@ pub(crate) enum Listed {
     Metrics,
     /// Built-in models
     Models,
+    /// What was calibrated
+    Calibrations,
 }
 
 /// As long as a person waits.
@@ -392,6 +469,17 @@ fn moment(text: &str) -> Result<f64, String> {
 fn time(text: &str) -> Result<f64, String> {
     let seconds = text.parse().ok().or_else(|| wattle_core::slo::time(text).map(|t| t.get()));
     seconds.ok_or_else(|| "is no time; write for example 10s, 500ms or 2m".to_owned())
+}
+
+/// A file as seen from anywhere, or one of the two words.
+fn calibration(text: &str) -> Result<String, String> {
+    match text {
+        "auto" | "none" => Ok(text.to_owned()),
+        file => match std::path::absolute(file) {
+            Ok(path) => Ok(path.display().to_string()),
+            Err(e) => Err(e.to_string()),
+        },
+    }
 }
 
 /// `key=value`; the value may hold anything, commas and further `=` included.

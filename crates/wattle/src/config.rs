@@ -12,7 +12,7 @@ const FILE: &str = "wattle.toml";
 const PREFIX: &str = "WATTLE_";
 /// Variables that wattle sets for programs it starts, and those of its simulated hardware; they are not settings.
 const NOT_SETTINGS: &[&str] =
-    &["LOG", "RESULT_DIR", "RUN_ID", "RANK", "WORLD_SIZE", "SIM_NVML", "OUT", "FORMAT"];
+    &["LOG", "RESULT_DIR", "RUN_ID", "RANK", "WORLD_SIZE", "SIM_NVML", "OUT", "FORMAT", "CALIBRATIONS"];
 /// What Kubernetes sets for every pod beside a service of our name.
 const NOT_OURS: &[&str] = &["SERVICE_", "PORT"];
 

@@ -19,6 +19,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => cmd::run::run(&args),
         Command::Exec(args) => cmd::exec::exec(&args),
+        Command::Calibrate(args) => cmd::calibrate::calibrate(&args),
         Command::Report(args) => cmd::report::report(&args),
         Command::Doctor(args) => cmd::doctor::doctor(&args),
         Command::List(args) => cmd::list::list(&args),

@@ -351,7 +351,7 @@ fn next(summary: &Summary) -> String {
 }
 
 /// A paragraph that fits the screen, indented after its first line.
-fn wrapped(text: &str) -> String {
+pub(crate) fn wrapped(text: &str) -> String {
     filled(text.split_whitespace())
 }
 

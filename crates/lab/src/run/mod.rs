@@ -14,12 +14,14 @@ use crate::folder::{Destination, Folder};
 use crate::metering::Metering;
 use crate::score::{self, Scorer};
 use crate::server::{self, Home, Managed};
-use crate::{LabError, Stop, StopCause, summarize};
+use crate::{LabError, Stop, StopCause, calibrate, summarize};
 use session::Session;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use wattle_core::Warning;
 use wattle_core::arrival::Spread;
+use wattle_core::calibration::Attribution;
 use wattle_core::cost::{Weights, bytes_of};
 use wattle_core::sensor::DeviceKind;
 use wattle_core::spec::{Layer, MOST_IN_FLIGHT, Spec};
@@ -292,6 +294,7 @@ impl Order {
         if let Target::Existing { info, .. } = &self.target {
             metering.keep_panel(&info.panel);
         }
+        let (weights, doubt) = weights(self, &model, &mut metering, client.worker())?;
         let made;
         let Folder { dir, past, .. } = match &self.target {
             Target::Existing { folder, .. } => folder,
@@ -304,8 +307,7 @@ impl Order {
         let run_id = dir.info()?.run_id;
         let name = model.name.as_str().into();
         let mark = &run_id[..run_id.len().min(8)];
-        let weights = weights(&model, &metering, client.worker());
-        let session = Session { order: self, client, model: &model, stop, past, name, mark, weights };
+        let session = Session { order: self, client, model: &model, stop, past, name, mark, weights, doubt };
         let held = session.hold(dir, metering, observe).await;
         if let Some(cause) = stop.cause().filter(|_| stop.hurries()) {
             return Err(LabError::Hurried { cause, run: dir.path().into() });
@@ -372,12 +374,35 @@ fn with_changes(spec: &Spec, changes: &[Layer]) -> Result<Spec, LabError> {
     Spec::from_layers(&layers).map_err(|e| usage(&e))
 }
 
-/// By what energy is split.
-fn weights(model: &ModelInfo, metering: &Metering, worker: Option<DeviceKind>) -> Weights {
+/// By what energy is split: as an earlier session did, by a calibration, or by documented ratios, and what to say of these if there is
+/// more than one request to split it among.
+fn weights(
+    order: &Order,
+    model: &ModelInfo,
+    metering: &mut Metering,
+    worker: Option<DeviceKind>,
+) -> Result<(Weights, Option<Warning>), LabError> {
     let board = metering.panel_devices().any(|kind| kind == DeviceKind::Gpu);
     let worker = worker.unwrap_or(if board { DeviceKind::Gpu } else { DeviceKind::Cpu });
     let bytes = model.format.as_deref().and_then(bytes_of);
-    Weights::defaults(model.parameters, bytes, worker)
+    let defaults = Weights::defaults(model.parameters, bytes, worker);
+    let Some(subject) = calibrate::subject(model, metering) else { return Ok((defaults, None)) };
+    let before = match &order.target {
+        Target::Existing { info, .. } => info.attribution.clone(),
+        Target::New(_) => None,
+    };
+    let attribution = match before {
+        Some(before) => before,
+        None => calibrate::chosen(&order.spec.calibration, &subject)?
+            .map_or_else(|| Attribution::defaults(&defaults), |found| found.attribution()),
+    };
+    let calibrated = attribution.weights();
+    metering.attribution = Some(attribution);
+    // What is estimated cannot be calibrated either.
+    let estimated = metering.warnings.iter().any(|w| matches!(w, Warning::EnergyEstimated { .. }));
+    let doubt = (calibrated.is_none() && !estimated)
+        .then(|| Warning::Uncalibrated { command: calibrate::command(&order.spec, &model.name) });
+    Ok((calibrated.unwrap_or(defaults), doubt))
 }
 
 /// The settings as they are kept: paths from anywhere, choices made.

@@ -48,6 +48,8 @@ pub(super) struct Session<'a> {
     pub(super) mark: &'a str,
     /// By what energy is split.
     pub(super) weights: Weights,
+    /// What to say of them if more than one request is in flight.
+    pub(super) doubt: Option<Warning>,
 }
 
 /// One request on its way.
@@ -156,6 +158,7 @@ impl Session<'_> {
         let mut pump = tokio::time::interval(PUMP);
         pump.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let (mut number, mut counted, mut ended, mut filling) = (0, 0, false, false);
+        let mut doubt = self.doubt.as_ref();
         // When the place of the next request became free, and whether requests had to wait for one.
         let (mut free, mut full) = (began, false);
         loop {
@@ -187,6 +190,9 @@ impl Session<'_> {
                 if filling && counted == 0 {
                     break;
                 }
+            }
+            if let Some(doubt) = doubt.take_if(|_| flights.len() > 1) {
+                desk.note(&Event::Warning(doubt.clone()))?;
             }
             if (ended || filling) && counted == 0 {
                 // What only kept the load up is cancelled.

@@ -1,6 +1,6 @@
 //! docs/schema.md and the code say the same, in both directions: every field has its row, every row its field.
 
-use crate::sample::{NOW, events, info, record, run_of, summary, warnings};
+use crate::sample::{NOW, calibration, events, info, record, run_of, summary, warnings};
 use crate::table;
 use arrow_schema::{DataType, Fields};
 use serde_json::{Value, json};
@@ -137,6 +137,14 @@ fn every_key_of_summary_json_is_documented() {
     let mut found = Rows::from([("config".to_owned(), vec!["object".to_owned()])]);
     leaves("", &value, &keyed, &[], &mut found);
     assert_same("summary.json", &documented("summary.json", 1), &found);
+}
+
+#[test]
+fn every_key_of_a_calibration_is_documented() {
+    let keyed = [("quality.residuals", "<ladder>"), ("quality.seconds_residuals", "<ladder>")];
+    let mut found = Rows::new();
+    leaves("", &json!(calibration()), &keyed, &[], &mut found);
+    assert_same("Calibration file", &documented("Calibration file", 1), &found);
 }
 
 #[test]

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use tempfile::TempDir;
 use wattle_core::account::Account;
 use wattle_core::attribute::{Ledger, Share};
+use wattle_core::calibration::{Attribution, Calibration, Cell, Effort, Ladder, Quality, Subject};
 use wattle_core::command::{Gauge, Phase, Repetition};
+use wattle_core::cost::{Cost, Origin, Work};
 use wattle_core::estimate::Estimate;
 use wattle_core::exchange::{Dated, Exchange, FailureClass, Finish, Outcome, TokensFrom, Usage};
 use wattle_core::metrics::{METRICS, Metric};
@@ -20,7 +22,7 @@ use wattle_core::summary::{
 };
 use wattle_core::time::{Anchor, Wall};
 use wattle_core::timeline::Level;
-use wattle_core::{Event, Joules, Method, Reading, Sensor, SensorId, Span, Stamp, Warning};
+use wattle_core::{Event, Joules, Method, Reading, Sensor, SensorId, Span, Stamp, Warning, Watts};
 use wattle_store::{LogWriter, RunDir};
 
 pub(crate) const NOW: Wall = Wall(1_767_225_599_999);
@@ -215,6 +217,67 @@ pub(crate) fn info() -> RunInfo {
         }],
         panel: vec!["made-up/gpu-0/energy".into()],
         perimeter: Some(Perimeter::Device),
+        attribution: Some(attribution()),
+    }
+}
+
+pub(crate) fn calibration() -> Calibration {
+    let cost = Cost { fixed: 1.5, prefill: 0.5, decode: 0.25, context: 0.125 };
+    let ladders = || Ladder::ALL.map(|ladder| (ladder, 0.5)).into();
+    Calibration {
+        calibration_version: 1,
+        digest: "22".repeat(32),
+        subject: Subject {
+            model: "made-up".into(),
+            sha256: Some("11".repeat(32)),
+            format: Some("q8_0".into()),
+            engine: Some("made-up 1.0".into()),
+            devices: vec![sensors()[0].device.clone()],
+            perimeter: Perimeter::Device,
+        },
+        created: NOW.to_string(),
+        version: "0.1.0".into(),
+        level: Effort::Quick,
+        seed: 1,
+        duration_s: 1.5,
+        joules: cost,
+        bound: cost,
+        covariance: [[0.5; 4]; 4],
+        gain: 0.5,
+        seconds: cost,
+        idle_w: Estimate::new(Watts(1.5), Watts(0.5), Method::Counter, 1.0),
+        quality: Quality {
+            cells: 1,
+            repeats: 1,
+            r2: 0.5,
+            condition: 1.5,
+            widened: 1.5,
+            residuals: ladders(),
+            seconds_r2: 0.5,
+            seconds_residuals: ladders(),
+        },
+        cells: vec![Cell {
+            ladder: Ladder::Prefill,
+            rung: 0,
+            batch: 1,
+            requests: 1,
+            work: Work { iterations: 1.5, prefill: 0.5, decode: 0.5, context: 0.5 },
+            busy_s: 0.5,
+            window_s: 1.5,
+            energy_j: 1.5,
+            error_j: 0.5,
+        }],
+    }
+}
+
+fn attribution() -> Attribution {
+    Attribution {
+        origin: Origin::Calibration,
+        digest: Some("22".repeat(32)),
+        created: Some(NOW.to_string()),
+        joules: Cost { fixed: 1.5, prefill: 0.5, decode: 0.25, context: 0.125 },
+        covariance: Some([[0.5; 4]; 4]),
+        seconds: Some(Cost { fixed: 1.5, prefill: 0.5, decode: 0.25, context: 0.125 }),
     }
 }
 
@@ -432,6 +495,7 @@ pub(crate) fn warnings() -> Vec<Warning> {
         Warning::ModelLoaded { queries: 1, seconds: 0.5 },
         Warning::Unscored,
         Warning::OtherDevice { worker: DeviceKind::Cpu },
+        Warning::Uncalibrated { command: text() },
         Warning::Throttled { device: text(), fraction: 0.5 },
         Warning::Notes { skipped: 1, why: text() },
         Warning::NotesLate { seconds: 0.5 },
@@ -475,6 +539,7 @@ pub(crate) fn warnings() -> Vec<Warning> {
             | Warning::ModelLoaded { .. }
             | Warning::Unscored
             | Warning::OtherDevice { .. }
+            | Warning::Uncalibrated { .. }
             | Warning::Throttled { .. }
             | Warning::Notes { .. }
             | Warning::NotesLate { .. }

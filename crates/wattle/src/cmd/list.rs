@@ -5,9 +5,10 @@ use crate::cmd::{print, print_json};
 use anyhow::Result;
 use serde_json::{Value, json};
 use std::process::ExitCode;
+use wattle_core::calibration::Calibration;
 use wattle_core::metrics::METRICS;
 use wattle_core::registry::About;
-use wattle_lab::{client, dataset, launch, score, server};
+use wattle_lab::{calibrate, client, dataset, launch, score, server};
 use wattle_meter::source;
 
 /// Prints the list.
@@ -31,6 +32,7 @@ pub(crate) fn list(args: &ListArgs) -> Result<ExitCode> {
         Listed::Models => {
             rows(client::embedded::MODELS.iter().map(|m| (m.name.to_owned(), m.about.to_owned())))
         }
+        Listed::Calibrations => calibrations(),
         Listed::Metrics => {
             rows(METRICS.iter().map(|m| (m.name.to_owned(), format!("[{}] {}", m.unit, m.definition))))
         }
@@ -40,6 +42,19 @@ pub(crate) fn list(args: &ListArgs) -> Result<ExitCode> {
         Format::Table => print(&table(&rows))?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// One row for each file, newest first.
+fn calibrations() -> Vec<Value> {
+    let all = calibrate::folder().map(|folder| calibrate::list(&folder)).unwrap_or_default();
+    let row = |(path, found): (std::path::PathBuf, Calibration)| {
+        let subject = &found.subject;
+        let devices = subject.devices.iter().map(|d| d.name.as_str()).collect::<Vec<_>>().join(", ");
+        let engine = subject.engine.as_deref().unwrap_or("unknown engine");
+        let about = format!("{} on {engine}, {devices}; {} {}", subject.model, found.created, path.display());
+        json!({ "name": &found.digest[..12.min(found.digest.len())], "about": about, "path": path, "calibration": found })
+    };
+    all.into_iter().map(row).collect()
 }
 
 fn rows(rows: impl Iterator<Item = (String, String)>) -> Vec<Value> {

@@ -1,5 +1,6 @@
 //! The commands, one file each: words to calls, results to the screen.
 
+pub(crate) mod calibrate;
 pub(crate) mod doctor;
 pub(crate) mod exec;
 pub(crate) mod list;

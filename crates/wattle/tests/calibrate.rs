@@ -1,0 +1,191 @@
+//! What work costs, measured on a server and a board that know the truth, and used by the runs that follow.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on stops")]
+
+mod support;
+
+use serde_json::{Value, json};
+use std::io::BufRead;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use support::{Bench, stderr};
+use wattle_sim_nvml::Sim;
+use wattle_sim_server::{Config, Server};
+
+/// What the engine truly costs: joules above idle, and seconds.
+const JOULES: [(&str, f64); 4] = [("fixed", 1.0), ("prefill", 0.006), ("decode", 0.05), ("context", 1e-4)];
+const SECONDS: [(&str, f64); 4] = [("fixed", 4e-3), ("prefill", 2e-5), ("decode", 5e-5), ("context", 1e-7)];
+
+/// A server with an engine, and the board that draws what it says.
+struct World {
+    bench: Bench,
+    server: Server,
+    library: String,
+    /// Calibrations beside each other would measure each other.
+    _alone: MutexGuard<'static, ()>,
+}
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+impl World {
+    fn new(max_batch: usize) -> Self {
+        let bench = Bench::new();
+        let live = bench.path().join("live.txt");
+        let cost =
+            |parts: [(&str, f64); 4]| json!(parts.into_iter().collect::<std::collections::BTreeMap<_, _>>());
+        let engine = json!({
+            "max_batch": max_batch, "idle_watts": 60, "live": live, "prefill_budget": 8192,
+            "joules": cost(JOULES), "seconds": cost(SECONDS),
+        });
+        let config = json!({"tokens": 4096, "realtime": true, "keep_log": false, "engine": engine});
+        let server = Server::start(Config::parse(&config.to_string()).unwrap()).unwrap();
+        let scenario = json!({"devices": [{"power": [[0, 60]], "refresh_ms": 100}], "live": live});
+        let sim = Sim::install(bench.path(), &scenario.to_string()).unwrap();
+        let library = format!("nvml.library={}", sim.library.display());
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        Self { bench, server, library, _alone }
+    }
+
+    fn calibrations(&self) -> PathBuf {
+        self.bench.path().join("calibrations")
+    }
+
+    fn run(&self, command: &str, more: &[&str]) -> Output {
+        self.run_at(&self.server.url(), command, more)
+    }
+
+    fn run_at(&self, url: &str, command: &str, more: &[&str]) -> Output {
+        let args = [
+            command,
+            "--client",
+            "openai",
+            "--url",
+            url,
+            "--source",
+            "nvml",
+            "--source-param",
+            &self.library,
+        ];
+        let mut command = self.bench.command(&[&args[..], more].concat());
+        command.env("WATTLE_CALIBRATIONS", self.calibrations()).output().unwrap()
+    }
+
+    /// So many at once, by name; gives its `run.json` and its warnings.
+    fn load(&self, name: &str, at_once: &str, more: &[&str]) -> (Value, String) {
+        self.load_at(&self.server.url(), name, at_once, more)
+    }
+
+    fn load_at(&self, url: &str, name: &str, at_once: &str, more: &[&str]) -> (Value, String) {
+        let what = ["--dataset", "synthetic", "--dataset-param", "input=64", "--dataset-param", "output=16"];
+        let load = ["--max-queries", "24", "--concurrency", at_once, "--name", name, "--format", "json"];
+        let out = self.run_at(url, "run", &[&what[..], &load, more].concat());
+        assert!(out.status.success(), "{}", stderr(&out));
+        let summary: Value = serde_json::from_slice(&out.stdout).unwrap();
+        (read(&self.bench.path().join("runs").join(name).join("run.json")), summary["warnings"].to_string())
+    }
+}
+
+fn read(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+#[test]
+fn what_work_costs_is_found_and_used_by_the_runs_that_follow() {
+    let world = World::new(64);
+    let out = world.run("calibrate", &["--quick", "--format", "json"]);
+    assert!(out.status.success(), "{}", stderr(&out));
+    assert!(stderr(&out).contains("24 loads in random order, about"), "{}", stderr(&out));
+    let found: Value = serde_json::from_slice(&out.stdout).unwrap();
+    for (part, truth) in JOULES {
+        let (got, bound) = (found["joules"][part].as_f64().unwrap(), found["bound"][part].as_f64().unwrap());
+        assert!((got / truth - 1.0).abs() < 0.15, "{part}: {got} ± {bound} J of {truth}");
+    }
+    for (part, truth) in SECONDS {
+        let got = found["seconds"][part].as_f64().unwrap();
+        assert!((got - truth).abs() < 0.3 * truth, "{part}: {got} s of {truth}");
+    }
+    let quality = &found["quality"];
+    assert!(
+        quality["r2"].as_f64().unwrap() > 0.95 && quality["condition"].as_f64().unwrap() < 30.0,
+        "{quality}"
+    );
+    assert_eq!((&quality["cells"], &quality["repeats"]), (&json!(24), &json!(3)));
+
+    let listed = world.bench.command(&["list", "calibrations"]);
+    let listed = { listed }.env("WATTLE_CALIBRATIONS", world.calibrations()).output().unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    assert!(listed.contains("tiny") && listed.contains(&found["digest"].as_str().unwrap()[..12]), "{listed}");
+
+    let (info, warnings) = world.load("same", "8", &[]);
+    let attribution = &info["attribution"];
+    assert_eq!((&attribution["origin"], &attribution["digest"]), (&json!("calibration"), &found["digest"]));
+    assert_eq!(attribution["joules"], found["joules"]);
+    assert!(!warnings.contains("uncalibrated"), "{warnings}");
+
+    let (info, warnings) = world.load("none", "8", &["--calibration", "none"]);
+    assert_eq!(info["attribution"]["origin"], "defaults");
+    assert!(warnings.contains("uncalibrated"), "{warnings}");
+
+    let file = std::fs::read_dir(world.calibrations()).unwrap().next().unwrap().unwrap().path();
+    let file = file.display().to_string();
+    let (info, _) = world.load("file", "8", &["--calibration", &file]);
+    assert_eq!(info["attribution"]["origin"], "calibration");
+
+    // By another name it is another model.
+    let other = Server::start(Config { model: "other".into(), ..Config::default() }).unwrap();
+    let (info, warnings) = world.load_at(&other.url(), "other", "8", &[]);
+    assert_eq!(info["attribution"]["origin"], "defaults");
+    assert!(warnings.contains("uncalibrated"), "{warnings}");
+    let wrong = world.run_at(&other.url(), "run", &["--calibration", &file]);
+    support::assert_fails(&wrong, 2, "its model is tiny, and that of this run is other");
+}
+
+#[test]
+fn a_run_that_could_be_calibrated_says_how() {
+    let world = World::new(64);
+    let (info, warnings) = world.load("plain", "8", &[]);
+    assert_eq!(info["attribution"]["origin"], "defaults");
+    let call = format!("wattle calibrate --client openai --url {} --model tiny", world.server.url());
+    assert!(warnings.contains(&call), "{call} is not in {warnings}");
+    let (_, alone) = world.load("alone", "1", &[]);
+    assert!(!alone.contains("uncalibrated"), "{alone}");
+    let (info, without) = world.load("without", "8", &["--energy", "none"]);
+    assert!(!without.contains("uncalibrated") && info["attribution"].is_null(), "{without}");
+}
+
+#[test]
+fn a_calibration_that_is_stopped_leaves_nothing_behind() {
+    let world = World::new(64);
+    let (url, library) = (world.server.url(), &world.library);
+    let args =
+        ["calibrate", "--client", "openai", "--url", &url, "--source", "nvml", "--source-param", library];
+    let mut child = world.bench.start(&[&args[..], &["--out", "here"]].concat());
+    let mut told = String::new();
+    std::io::BufReader::new(child.stderr.as_mut().unwrap()).read_line(&mut told).unwrap();
+    assert!(told.contains("80 loads in random order"), "{told}");
+    let pid = child.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(std::fs::read_dir(world.bench.path().join("here")).unwrap().next().is_none());
+}
+
+#[test]
+fn a_server_that_takes_one_at_a_time_is_refused_by_the_name_of_the_ladder() {
+    let world = World::new(1);
+    let out = world.run("calibrate", &["--quick", "--max-concurrency", "2"]);
+    let told = stderr(&out);
+    assert_eq!(out.status.code(), Some(1), "{told}");
+    assert!(told.contains("decode ladder") && told.contains("--max-num-seqs"), "{told}");
+    assert!(std::fs::read_dir(world.calibrations()).unwrap().next().is_none(), "nothing is kept");
+}
+
+#[test]
+fn what_is_estimated_cannot_be_calibrated() {
+    let world = World::new(64);
+    let url = world.server.url();
+    let base = ["calibrate", "--client", "openai", "--url", &url, "--out", "here"];
+    let out = world.bench.run(&[&base[..], &["--source", "model"]].concat());
+    support::assert_fails(&out, 1, "a calibration needs measured energy");
+    let out = world.bench.run(&[&base[..], &["--energy", "none"]].concat());
+    support::assert_fails(&out, 2, "leave out --energy none");
+}
