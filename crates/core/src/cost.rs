@@ -85,7 +85,7 @@ pub enum Origin {
 pub(crate) const DRAWS: usize = 64;
 /// However well a fit went, engines are not quite linear and drift with temperature, version and length: one standard deviation of each
 /// coefficient against the others.
-const MODEL_ERROR: f64 = 0.1;
+const MODEL_ERROR: f64 = 0.2;
 /// Of the documented ratios: the truth lies within a factor of four in 95 % of cases.
 const DEFAULTS_ERROR: f64 = std::f64::consts::LN_2;
 /// Where nobody measured it, idle power is this part of the power at work, give or take all of it: boards draw 10 to 30 %.
@@ -286,7 +286,7 @@ mod tests {
         covariance[1][1] = (0.5f64 * 0.015).powi(2);
         let vague = Weights::calibrated(cost, &covariance, None);
         let defaults = Weights::defaults(Some(8_000_000_000), Some(2.0), DeviceKind::Gpu);
-        assert!((0.07..0.13).contains(&spread(&known, 0)), "{}", spread(&known, 0));
+        assert!((0.15..0.28).contains(&spread(&known, 0)), "{}", spread(&known, 0));
         assert!((0.35..0.65).contains(&spread(&vague, 1)), "{}", spread(&vague, 1));
         assert!(spread(&defaults, 2) > 0.5);
         let idle = known.with_idle(Watts(60.0), Watts(6.0));

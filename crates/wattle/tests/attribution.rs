@@ -6,12 +6,17 @@ mod support;
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use support::{Bench, metric, records};
 use wattle_sim_nvml::Sim;
-use wattle_sim_server::{Config, Cost, EngineConfig, Joules, Server};
+use wattle_sim_server::{Config, Cost, EngineConfig, Joules, Quirks, Server};
+
+/// One at a time: engines that keep each other waiting draw what no calibration of theirs knows.
+static TURN: Mutex<()> = Mutex::new(());
 
 /// A server with an engine, and the board that draws its power.
 struct Rig {
+    _turn: MutexGuard<'static, ()>,
     bench: Bench,
     server: Server,
     library: String,
@@ -19,7 +24,8 @@ struct Rig {
 
 impl Rig {
     /// Four times as fast as the engine's defaults, at the same power.
-    fn new() -> Self {
+    fn new(quirks: Quirks) -> Self {
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let bench = Bench::new();
         let live = bench.path().join("live.txt");
         let scenario = json!({"devices": [{"power": [[0, 60]], "refresh_ms": 100}], "live": live});
@@ -35,11 +41,12 @@ impl Rig {
             seconds: fast(usual.seconds),
             joules: fast(usual.joules),
             live: Some(live),
+            quirks,
             ..usual
         };
         let config = Config { engine: Some(engine), tokens: 10_000, realtime: true, ..Config::default() };
         let library = format!("nvml.library={}", sim.library.display());
-        Self { bench, server: Server::start(config).unwrap(), library }
+        Self { _turn, bench, server: Server::start(config).unwrap(), library }
     }
 
     /// Asks `n` questions, 70 % of them short with long answers and 30 % the other way round.
@@ -88,19 +95,64 @@ fn total(share: &Value) -> f64 {
     ["queue", "prefill", "decode", "shared"].iter().map(|phase| share[phase].as_f64().unwrap()).sum()
 }
 
+/// Calibrates against the rig's own server, for runs in the same folder.
+fn calibrate(rig: &Rig) {
+    let url = rig.server.url();
+    let args = ["calibrate", "--client", "openai", "--url", &url, "--source", "nvml", "--source-param"];
+    rig.bench.summary(&[&args[..], &[&rig.library, "--quick"]].concat());
+}
+
+#[test]
+fn after_calibration_each_of_64_at_once_gets_its_own_joules() {
+    let rig = Rig::new(Quirks::default());
+    calibrate(&rig);
+    let summary = rig.run(200, &["--concurrency", "64"]);
+    assert!(metric(&summary, "attribution_residual").abs() <= 1e-9);
+    let (error, within, width) = rig.errors();
+    println!("calibrated: off by {error:.3}, {within:.3} within the bound of {width:.3}");
+    assert!(error <= 0.05 && within >= 0.9, "{error} {within} {width}");
+    let records = records(&rig.bench.only_run());
+    let truth = rig.truth();
+    let ids = || records.iter().map(|r| r["exchange"]["response_id"].as_str().unwrap());
+    for (phase, of) in [("prefill", (|j| j.prefill) as fn(&Joules) -> f64), ("decode", |j| j.decode)] {
+        let got: f64 = records.iter().map(|r| r["share"][phase].as_f64().unwrap()).sum();
+        let part = got / ids().map(|id| of(&truth[id])).sum::<f64>();
+        println!("{phase}: {part:.3} of the truth");
+        assert!((part - 1.0).abs() <= 0.1, "{phase}: {part}");
+    }
+}
+
+#[test]
+fn an_engine_that_is_not_linear_stays_within_the_bound() {
+    let rig = Rig::new(Quirks {
+        attention: 2e-4,
+        batch_exponent: 0.85,
+        context_exponent: 1.15,
+        noise: 0.1,
+        ..Quirks::default()
+    });
+    calibrate(&rig);
+    rig.run(200, &["--concurrency", "64"]);
+    let (error, within, width) = rig.errors();
+    println!("not linear: off by {error:.3}, {within:.3} within the bound of {width:.3}");
+    assert!(error <= 0.2 && within >= 0.9, "{error} {within} {width}");
+}
+
 #[test]
 fn without_calibration_64_at_once_are_told_apart_with_a_wide_bound() {
-    let rig = Rig::new();
+    let rig = Rig::new(Quirks::default());
     let summary = rig.run(200, &["--concurrency", "64"]);
     assert!(metric(&summary, "attribution_residual").abs() <= 1e-9);
     let (error, within, width) = rig.errors();
     println!("documented ratios: off by {error:.3}, {within:.3} within the bound of {width:.3}");
     assert!(error <= 0.2 && within >= 0.9 && width > 0.1, "{error} {within} {width}");
+    let text = summary["warnings"].to_string();
+    assert!(text.contains("uncalibrated") && text.contains("wattle calibrate"), "{text}");
 }
 
 #[test]
 fn requests_of_others_are_seen_and_not_billed_to_ours() {
-    let rig = Rig::new();
+    let rig = Rig::new(Quirks::default());
     let url = format!("{}/v1/completions", rig.server.url());
     // Four of others, all the while.
     let body = json!({"prompt": "a question of somebody else #tokens=4000", "stream": true}).to_string();

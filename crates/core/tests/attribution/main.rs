@@ -2,6 +2,7 @@
 //!
 //! `cargo test --release -p wattle-core --test attribution -- --nocapture` prints the table of docs/method.md#attribution.
 
+mod ladders;
 mod rules;
 mod world;
 
@@ -9,7 +10,7 @@ use wattle_core::Watts;
 use wattle_core::attribute::Share;
 use wattle_core::cost::{Cost, Weights};
 use wattle_core::sensor::DeviceKind;
-use wattle_sim_server::{EngineConfig, Joules};
+use wattle_sim_server::{EngineConfig, Joules, Quirks};
 use world::{Ask, Found, Past, serve, split};
 
 /// Seven of ten ask 200 tokens for 400, three ask 4000 for 80, give or take a quarter.
@@ -22,11 +23,32 @@ fn mixed(n: u64) -> Vec<Ask> {
     (0..n).map(ask).collect()
 }
 
+/// An engine that is not linear: attention makes a prompt of 4000 tokens cost 40 % more, decoding together is cheaper, long contexts
+/// dearer, and every iteration varies by 10 %.
+fn bent() -> EngineConfig {
+    let quirks = Quirks {
+        attention: 2e-4,
+        batch_exponent: 0.85,
+        context_exponent: 1.15,
+        noise: 0.1,
+        ..Quirks::default()
+    };
+    EngineConfig { quirks, ..EngineConfig::default() }
+}
+
 fn cost(c: wattle_sim_server::Cost) -> Cost {
     Cost { fixed: c.fixed, prefill: c.prefill, decode: c.decode, context: c.context }
 }
 
-/// Coefficients off by these factors, as if a calibration had found them; its fit says that it is sure.
+/// What a calibration of the ladders up to 32 at once finds, off by these factors.
+fn calibrated(config: &EngineConfig, off: [f64; 4]) -> Weights {
+    let fit = ladders::calibrate(config, 32);
+    let parts = fit.joules.parts();
+    let joules = Cost::from_parts(std::array::from_fn(|i| parts[i] * off[i]));
+    idle(Weights::calibrated(joules, &fit.covariance, Some(fit.seconds)), config)
+}
+
+/// True coefficients, off by these factors; their fit says that it is sure.
 fn weights(config: &EngineConfig, off: [f64; 4]) -> Weights {
     let parts = cost(config.joules).parts();
     let joules = Cost::from_parts(std::array::from_fn(|i| parts[i] * off[i]));
@@ -77,8 +99,11 @@ fn each_of_64_in_flight_gets_its_own_joules() {
     let config = EngineConfig::default();
     let past = serve(&config, &mixed(400), 64);
     let known = errors(&past, &split(&past, weights(&config, [1.0; 4])));
-    println!("| calibrated | {:.1} % | {:.1} % |", known.mean * 100.0, known.covered * 100.0);
+    println!("| true costs | {:.1} % | {:.1} % |", known.mean * 100.0, known.covered * 100.0);
     assert!(known.mean <= 0.05 && known.covered >= 0.9, "{known:?}");
+    let fitted = errors(&past, &split(&past, calibrated(&config, [1.0; 4])));
+    println!("| calibrated by ladders | {:.1} % | {:.1} % |", fitted.mean * 100.0, fitted.covered * 100.0);
+    assert!(fitted.mean <= 0.05 && fitted.covered >= 0.9, "{fitted:?}");
     let unknown = errors(&past, &split(&past, defaults(&config)));
     println!("| documented ratios | {:.1} % | {:.1} % |", unknown.mean * 100.0, unknown.covered * 100.0);
     assert!(unknown.covered >= 0.9 && unknown.width > 2.0 * known.width, "{unknown:?} {known:?}");
@@ -115,4 +140,19 @@ fn who_waits_for_a_place_pays_nothing_for_the_wait() {
     let found = errors(&past, &split(&past, weights(&config, [1.0; 4])));
     println!("32 at once at an engine of 16: {found:?}");
     assert!(found.mean <= 0.05 && found.covered >= 0.9, "{found:?}");
+}
+
+#[test]
+fn an_engine_that_is_not_linear_and_a_calibration_that_is_off_stay_within_the_bound() {
+    let config = bent();
+    let past = serve(&config, &mixed(400), 64);
+    for off in [[1.0; 4], [1.2, 0.8, 1.2, 0.8], [0.8, 1.2, 0.8, 1.2], [1.2, 1.2, 0.8, 0.8]] {
+        let found = errors(&past, &split(&past, calibrated(&config, off)));
+        println!(
+            "| not linear, off by {off:?} | {:.1} % | {:.1} % |",
+            found.mean * 100.0,
+            found.covered * 100.0
+        );
+        assert!(found.mean <= 0.2 && found.covered >= 0.9, "{off:?}: {found:?}");
+    }
 }

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use wattle_core::attribute::{Ended, Ledger, Splitter, View};
-use wattle_core::cost::Weights;
+use wattle_core::cost::{Weights, Work};
 use wattle_core::exchange::{Exchange, Finish, Outcome, TokensFrom, Usage};
 use wattle_core::sensor::{Device, DeviceKind, Kind, Perimeter, Quantity, Reading, Sensor, SensorId, Trust};
-use wattle_core::{Stamp, Timeline};
+use wattle_core::{Seconds, Stamp, Timeline};
 use wattle_sim_server::{Engine, EngineConfig, Joules, Told};
 
 pub(crate) const SENSORS: [SensorId; 1] = [SensorId(0)];
@@ -128,6 +128,8 @@ fn watch(power: &[(u64, f64)], until: u64) -> Timeline {
 
 /// What was found of it.
 pub(crate) struct Found {
+    /// All that was done, and how long somebody was in flight.
+    pub(crate) work: (Work, Seconds),
     pub(crate) ended: Vec<Ended>,
     pub(crate) ledger: Ledger,
 }
@@ -163,5 +165,5 @@ pub(crate) fn split(past: &Past, weights: Weights) -> Found {
     }
     splitter.finish(view, |e| ended.push(e));
     ended.sort_by_key(|e| e.key);
-    Found { ended, ledger: splitter.ledger() }
+    Found { ended, ledger: splitter.ledger(), work: splitter.work() }
 }
