@@ -40,6 +40,7 @@ impl Bench {
         for (name, _) in std::env::vars().filter(|(n, _)| n.starts_with("WATTLE_") || n == "OPENAI_API_KEY") {
             command.env_remove(name);
         }
+        command.env("WATTLE_CALIBRATIONS", self.path().join("calibrations"));
         command
     }
 
