@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use support::{Bench, stderr};
+use wattle_meter::clock;
 use wattle_sim_nvml::Sim;
 use wattle_sim_server::{Config, Server};
 
@@ -66,8 +67,7 @@ impl World {
             "--source-param",
             &self.library,
         ];
-        let mut command = self.bench.command(&[&args[..], more].concat());
-        command.env("WATTLE_CALIBRATIONS", self.calibrations()).output().unwrap()
+        self.bench.run(&[&args[..], more].concat())
     }
 
     /// So many at once, by name; gives its `run.json` and its warnings.
@@ -111,9 +111,7 @@ fn what_work_costs_is_found_and_used_by_the_runs_that_follow() {
     );
     assert_eq!((&quality["cells"], &quality["repeats"]), (&json!(24), &json!(3)));
 
-    let listed = world.bench.command(&["list", "calibrations"]);
-    let listed = { listed }.env("WATTLE_CALIBRATIONS", world.calibrations()).output().unwrap();
-    let listed = String::from_utf8(listed.stdout).unwrap();
+    let listed = String::from_utf8(world.bench.run(&["list", "calibrations"]).stdout).unwrap();
     assert!(listed.contains("tiny") && listed.contains(&found["digest"].as_str().unwrap()[..12]), "{listed}");
 
     let (info, warnings) = world.load("same", "8", &[]);
@@ -188,4 +186,22 @@ fn what_is_estimated_cannot_be_calibrated() {
     support::assert_fails(&out, 1, "a calibration needs measured energy");
     let out = world.bench.run(&[&base[..], &["--energy", "none"]].concat());
     support::assert_fails(&out, 2, "leave out --energy none");
+}
+
+#[test]
+fn a_server_that_works_for_somebody_else_is_refused() {
+    let world = World::new(64);
+    let url = world.server.url();
+    // 4000 tokens take sixteen seconds.
+    let asks = ["run", "--client", "openai", "--url", &url, "--energy", "none", "--warmup", "0"];
+    let what = ["--dataset", "synthetic", "--dataset-param", "output=4000", "--max-queries", "1"];
+    let mut other = world.bench.start(&[&asks[..], &what].concat());
+    let deadline = clock::now().plus_nanos(20_000_000_000);
+    while world.server.in_flight() == 0 && clock::now() < deadline {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let out = world.run("calibrate", &["--quick"]);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    support::assert_fails(&out, 1, "the server works for somebody else");
 }

@@ -23,9 +23,9 @@ pub(super) fn eigenvalues(mut a: Matrix) -> Vector {
                 for row in &mut a {
                     (row[p], row[q]) = (c * row[p] - s * row[q], s * row[p] + c * row[q]);
                 }
-                for k in 0..PARTS {
-                    (a[p][k], a[q][k]) = (c * a[p][k] - s * a[q][k], s * a[p][k] + c * a[q][k]);
-                }
+                let (of_p, of_q) = (a[p], a[q]);
+                a[p] = std::array::from_fn(|k| c * of_p[k] - s * of_q[k]);
+                a[q] = std::array::from_fn(|k| s * of_p[k] + c * of_q[k]);
             }
         }
     }

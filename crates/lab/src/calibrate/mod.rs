@@ -29,6 +29,10 @@ use wattle_core::spec::{Energy, Spec};
 use wattle_core::{Exchange, Warning, Watts};
 use wattle_meter::clock;
 
+/// How often a server is asked whether it works for others before that is believed.
+const LOOKS: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(500);
+
 /// What to calibrate, and how.
 #[derive(Debug, Clone)]
 pub struct Asked {
@@ -169,6 +173,7 @@ impl Work<'_> {
             temperature: self.spec.temperature,
             seed: self.spec.seed,
         };
+        self.check_alone().await?;
         let plan = self.plan(&asking, &mut scales, watch).await?;
         let (cells, idle) = self.climb(&plan, &asking, &mut scales, watch).await?;
         let _ = self.client.close().await;
@@ -194,6 +199,23 @@ impl Work<'_> {
         };
         let path = stored::save(&calibration, self.asked.out.as_deref())?;
         Ok(Calibrated { calibration, path, warnings })
+    }
+
+    /// Refuses a server that says it works for somebody else: what it draws for them would be charged to our loads.
+    async fn check_alone(&self) -> Result<(), LabError> {
+        let mut others = 0.0;
+        for _ in 0..LOOKS {
+            let load = self.client.load().await.unwrap_or_default();
+            others = load.running.unwrap_or(0.0) + load.waiting.unwrap_or(0.0);
+            if others == 0.0 {
+                return Ok(());
+            }
+            // What it says may be old.
+            tokio::time::sleep(PAUSE).await;
+        }
+        Err(LabError::Calibrate(format!(
+            "the server works for somebody else ({others} requests), whose energy could not be told from ours; wait until they have ended, or keep them away, and calibrate again"
+        )))
     }
 
     /// Warms up, sees how fast the server is and how much it takes, and decides what will be measured.

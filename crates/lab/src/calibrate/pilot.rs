@@ -14,6 +14,8 @@ const SOME: u32 = 24;
 /// Answers that are long enough, and those that must be.
 const MOST_TOKENS: f64 = 256.0;
 const FEWEST_TOKENS: f64 = 8.0;
+/// A round that is a little too short would be a round and then another.
+const SPARE: f64 = 1.1;
 /// A prompt that takes longer than so many loads is too long to be repeated.
 const PATIENCE: f64 = 2.0;
 /// A server that takes no longer prompts than this cannot be calibrated.
@@ -54,7 +56,7 @@ pub(super) async fn fly(asking: &Asking<'_>, level: Effort, length: f64) -> Resu
     let most = if said < f64::from(SOME) { said as u32 } else { u32::MAX };
     let long_tokens = tokens(2.0 * length).min(most);
     let longest = longest_taken(asking, (fits as u32).max(SHORTEST_LONGEST), long_tokens).await?;
-    Ok(Pace { longest, tokens: tokens(length).min(most), long_tokens, per_prompt_token, per_token })
+    Ok(Pace { longest, tokens: tokens(SPARE * length).min(most), long_tokens, per_prompt_token, per_token })
 }
 
 /// The longest prompt that the server takes with an answer of so many tokens, at most `wanted`.
