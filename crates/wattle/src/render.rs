@@ -35,7 +35,10 @@ const LOAD_ROWS: &[(&str, &str, &str)] = &[
     ("sent late by", "send_lateness_s", "s"),
     ("goodput", "goodput_per_s", "1/s"),
     ("within the limits", "slo_met", "%"),
-    ("energy between requests", "unattributed_j", "J"),
+    ("energy of prompts", "prefill_j", "J"),
+    ("energy of tokens", "decode_j", "J"),
+    ("energy shared", "shared_j", "J"),
+    ("energy in no request", "unattributed_j", "J"),
 ];
 
 /// The rows of a command.

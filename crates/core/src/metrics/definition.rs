@@ -140,6 +140,14 @@ pub const METRICS: &[Definition] = &[
         "Intelligence per watt: accuracy / mean watts while a query is in flight (sum of shares / sum of times in flight).",
     ),
     def(
+        "prefill_j",
+        "J",
+        "What prompts added to the engine's work: sum over queries whose energy is wholly known, as the next three.",
+    ),
+    def("decode_j", "J", "What tokens said, and what they looked back at, added."),
+    def("shared_j", "J", "Their parts of what is spent whoever is in flight: weights read, idle power."),
+    def("queue_j", "J", "What was drawn while all in flight waited."),
+    def(
         "unattributed_j",
         "J",
         "The part of energy_j that is in no query's share: drawn with nobody in flight, or by requests that count nowhere.",

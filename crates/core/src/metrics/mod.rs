@@ -37,6 +37,8 @@ pub struct Accumulator {
     unstreamed: u64,
     scored: u64,
     score: f64,
+    /// Joules by phase, of queries whose energy is wholly known: queue, prefill, decode, shared.
+    phases: [f64; 4],
     /// Joules, 1: of queries whose energy is wholly known.
     by_query: Batches<2>,
     /// Joules, 1, score, time in flight: of those of them that have a score.
@@ -126,6 +128,8 @@ impl Accumulator {
         let tokens = exchange.usage.completion;
         if let Some(share) = record.share.filter(|s| s.coverage >= WHOLE) {
             let joules = share.total().get();
+            let phases = [share.queue, share.prefill, share.decode, share.shared];
+            self.phases.iter_mut().zip(phases).for_each(|(sum, part)| *sum += part.get());
             self.by_query.push([joules, 1.0]);
             if let Some(score) = score {
                 self.by_score.push([joules, 1.0, score, exchange.span().duration().get()]);
@@ -347,6 +351,9 @@ impl Accumulator {
         out.put("attribution_residual", energy.map(|e| (accounted - e) / e), None, None, n, method);
 
         let known = self.by_query.samples();
+        for (name, sum) in ["queue_j", "prefill_j", "decode_j", "shared_j"].into_iter().zip(self.phases) {
+            out.put(name, (known > 0).then_some(sum), None, None, known, method);
+        }
         let per_query = self.by_query.ratio(ENERGY, QUERIES);
         let per_thousand = per_query.map(|r| r.value * 1000.0 / 3600.0);
         out.direct("joules_per_query", per_query.map(|r| r.value), per_query.and_then(spread), known, method);
