@@ -345,7 +345,7 @@ pub(crate) struct CommandArgs {
 
 Prompts of several lengths, several requests at once and several contexts are measured in random order, and
 from what they draw comes what an iteration, a prompt token, a token and a look back at one cost above idle.
-A run of the same model, engine and devices finds the result by itself. It takes about half a minute with
+A run of the same model, engine and devices finds the result by itself. It takes about 40 seconds with
 --quick, four minutes without, a quarter of an hour with --thorough; longer where the server or the sensors
 are slow. Nobody else should use the server or the devices meanwhile.
 
