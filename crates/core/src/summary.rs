@@ -2,6 +2,7 @@
 
 use crate::calibration::Attribution;
 use crate::command::{Gauge, Repetition};
+use crate::cost::Origin;
 use crate::estimate::Estimate;
 use crate::metrics::Metric;
 use crate::qualify::Qualification;
@@ -172,6 +173,9 @@ pub struct Summary {
     pub hardware_label: String,
     /// What the energy covers.
     pub energy_perimeter: Option<Perimeter>,
+    /// Where the costs come from by which it is split among requests.
+    #[serde(default)]
+    pub attribution: Option<Origin>,
     /// When this was written (RFC 3339, UTC).
     pub generated_at: String,
     /// Queries asked.

@@ -76,6 +76,7 @@ fn summarize(dir: &RunDir, info: RunInfo, mut told: Told, now: Wall) -> Result<S
         scorer: info.scorer,
         hardware_label: info.hardware_label,
         energy_perimeter: info.perimeter,
+        attribution: info.attribution.map(|a| a.origin),
         generated_at: now.to_string(),
         total_queries: told.records.queries(),
         output_dir: dir.path().display().to_string(),

@@ -348,6 +348,7 @@ pub(crate) fn summary() -> Summary {
         scorer: Some("exact".into()),
         hardware_label: "1xMade-up".into(),
         energy_perimeter: Some(Perimeter::Device),
+        attribution: Some(wattle_core::cost::Origin::Calibration),
         generated_at: NOW.to_string(),
         total_queries: 3,
         output_dir: "runs/made-up".into(),
