@@ -9,6 +9,8 @@ const LOG_FIGURES: f64 = 20.0;
 const LOG_SETTINGS: f64 = 4.0;
 /// An interval may take at most so many times the room of the figures: one of two batches would hide them all.
 const MOST_ROOM: f64 = 1.5;
+/// A mark closer than this to the end of an axis lies on its title.
+const ROOM: f64 = 1.03;
 
 /// A figure and the ends of its 95 % interval, as far as they are known.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -60,15 +62,15 @@ impl Figure {
         let (down, up) = match (self.low, self.high) {
             (Some(low), Some(high)) => (self.value - low, high - self.value),
             (Some(low), None) => return format!("{0:.1$} >{low:.1$}", self.value, decimals(self.value, 3)),
-            _ => return format!("{:.*}", decimals(self.value, 3), self.value),
+            _ => (0.0, 0.0),
         };
         let least = decimals(self.value, 3);
-        // Two digits of the interval, and no more than three beyond those of the figure.
-        let places = decimals(down.max(up), 2).clamp(least, least + 3);
-        let value = format!("{:.places$}", self.value);
         if down <= 0.0 && up <= 0.0 {
-            return value;
+            return format!("{:.least$}", self.value);
         }
+        // Two digits of the interval, and no more than three beyond those of the figure.
+        let places = decimals(down.max(up), 2).min(least + 3);
+        let value = format!("{:.places$}", self.value);
         match (down - up).abs() <= 0.1 * down.max(up) {
             true => format!("{value} ±{:.places$}", (down + up) / 2.0),
             false => format!("{value} +{up:.places$} −{down:.places$}"),
@@ -85,7 +87,7 @@ impl Axis {
         let top = figures.iter().filter_map(|f| f.high).fold(most, f64::max).min(most * MOST_ROOM).max(most);
         if least > 0.0 && most / least > LOG_FIGURES {
             let bottom = figures.iter().filter_map(|f| f.low).fold(least, f64::min).max(least / MOST_ROOM);
-            let low = steps(bottom / 10.0, bottom).last().copied().unwrap_or(bottom / 2.0);
+            let low = steps(bottom / 11.0, bottom / ROOM).last().copied().unwrap_or(bottom / 2.0);
             return Some(Self { scale: Scale::Log, low, high: top });
         }
         Some(Self {
@@ -115,16 +117,17 @@ impl Axis {
         (self.low..=self.high).contains(&value)
     }
 
-    /// The same up to the next round number.
+    /// The same from one round number to another, with some room at the end.
     pub fn rounded(self) -> Self {
-        let high = match self.scale {
-            Scale::Log => steps(self.high, self.high * 10.0).first().copied().unwrap_or(self.high),
+        let Self { scale, low, high } = self;
+        let (low, high) = match scale {
+            Scale::Log => (low, steps(high * ROOM, high * 11.0).first().copied().unwrap_or(high)),
             Scale::Linear => {
-                let step = step(self.high - self.low);
-                (self.high / step - 1e-9).ceil() * step
+                let step = step(high - low);
+                ((low / step).floor() * step, (high * ROOM / step).ceil() * step)
             }
         };
-        Self { high, ..self }
+        Self { scale, low, high }
     }
 
     /// Four to nine round numbers on it.
@@ -222,6 +225,7 @@ mod tests {
         let linear = |high| Axis { scale: Scale::Linear, low: 0.0, high };
         assert_eq!(ticks(linear(0.47)), "0.000 0.100 0.200 0.300 0.400");
         assert_eq!(ticks(linear(0.47).rounded()), "0.000 0.100 0.200 0.300 0.400 0.500");
+        assert_eq!(linear(0.2).rounded().high, 0.25, "there is room above the greatest");
         let log = |low, high| Axis { scale: Scale::Log, low, high };
         assert_eq!(ticks(log(0.02, 1.7).rounded()), "0.020 0.050 0.100 0.200 0.500 1.000 2.000");
         assert_eq!(ticks(log(0.001, 900.0)), "0.001 0.010 0.100 1.000 10.000 100.000");
@@ -232,8 +236,9 @@ mod tests {
         for (figure, text) in [
             (figure(0.4553, 0.4433, 0.4673), "0.455 ±0.012"),
             (figure(455.3, 443.3, 467.3), "455 ±12"),
+            (figure(0.0817, 0.0713, 0.0921), "0.082 ±0.010"),
             (figure(1.0, 0.999_88, 1.000_12), "1.00000 ±0.00012"),
-            (figure(2.0, 1.0, 5.0), "2.00 +3.00 −1.00"),
+            (figure(2.0, 1.0, 5.0), "2.0 +3.0 −1.0"),
             (figure(3.0, 3.0, 3.0), "3.00"),
             (Figure { value: 12.34, low: None, high: None }, "12.3"),
             (Figure { value: 12.34, low: Some(11.0), high: None }, "12.3 >11.0"),

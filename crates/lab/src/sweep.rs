@@ -6,7 +6,7 @@ use crate::run::{self, Observer, What};
 use crate::{Destination, LabError, Stop, StopCause};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use wattle_core::spec::Spec;
 use wattle_core::summary::{Summary, slug};
 pub use wattle_core::sweep::Swept;
