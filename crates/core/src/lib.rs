@@ -19,6 +19,7 @@ pub mod metrics;
 pub mod qualify;
 pub mod record;
 pub mod registry;
+pub mod scale;
 pub mod seen;
 pub mod sensor;
 pub mod shuffle;

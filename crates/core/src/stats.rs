@@ -146,6 +146,17 @@ impl Histogram {
         })?;
         Some(SMALLEST * ((bucket as f64 + 0.5) / PER_OCTAVE).exp2())
     }
+
+    /// The ends of a 95 % interval of that value, by ranks: how many of `n` samples lie below it is binomial (Conover, Practical
+    /// Nonparametric Statistics, 3.2). An end beyond all samples is unknown.
+    pub fn quantile_interval(&self, q: f64) -> (Option<f64>, Option<f64>) {
+        const Z: f64 = 1.959_963_985;
+        let n = self.n as f64;
+        let spread = Z * (n * q * (1.0 - q)).sqrt();
+        let (low, high) = ((n * q - spread).floor(), (n * q + spread).ceil() + 1.0);
+        let at = |rank: f64| ((1.0..=n).contains(&rank)).then(|| self.quantile((rank - 0.5) / n)).flatten();
+        (at(low), at(high))
+    }
 }
 
 #[cfg(test)]
@@ -224,5 +235,25 @@ mod tests {
             let got = h.quantile(q).unwrap();
             assert!((got / truth - 1.0).abs() < 0.002, "{q}: {got}");
         }
+    }
+
+    #[test]
+    fn the_interval_of_a_percentile_covers_it_as_often_as_it_says() {
+        let mut rng = Pcg64Mcg::seed_from_u64(11);
+        for (q, n) in [(0.5, 20), (0.5, 500), (0.99, 2000)] {
+            let mut inside = 0;
+            for _ in 0..400 {
+                let mut h = Histogram::default();
+                (0..n).for_each(|_| h.push(1.0 + uniform(&mut rng)));
+                let (low, high) = h.quantile_interval(q);
+                // Buckets are 0.27 % wide.
+                inside += u32::from(low.unwrap() <= (1.0 + q) * 1.003 && high.unwrap() >= (1.0 + q) / 1.003);
+            }
+            assert!(inside >= 372, "{q} of {n}: {inside} of 400");
+        }
+        let mut few = Histogram::default();
+        (0..50).for_each(|i| few.push(1.0 + f64::from(i)));
+        let (low, high) = few.quantile_interval(0.99);
+        assert!(low.is_some() && high.is_none(), "nothing is known of what lies beyond the last");
     }
 }

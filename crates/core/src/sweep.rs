@@ -5,7 +5,9 @@ use crate::registry::nearest;
 use crate::spec::{Layer, MOST_IN_FLIGHT, Spec};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 /// A server that answers fewer than this part of what it is asked falls behind.
 const KEEPS_UP: f64 = 0.95;
@@ -59,6 +61,47 @@ pub struct Point {
     pub kept_up: bool,
     /// The run's metrics.
     pub metrics: BTreeMap<String, Metric>,
+}
+
+/// What a sweep found: `sweep.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Swept {
+    /// The setting that was changed.
+    pub key: String,
+    /// What was found, in the order in which it was tried.
+    pub points: Vec<Point>,
+    /// Where it is kept.
+    pub output_dir: PathBuf,
+}
+
+impl Point {
+    /// The value as people write it, on one line.
+    pub fn label(&self) -> String {
+        let whole = self.value.as_str().map_or_else(|| self.value.to_string(), str::to_owned);
+        whole.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    }
+}
+
+impl Swept {
+    /// The points in the order of their values, if those are numbers; else in that in which they were tried.
+    pub fn in_order(&self) -> Vec<&Point> {
+        let mut points: Vec<&Point> = self.points.iter().collect();
+        let value = |p: &Point| p.value.as_f64();
+        if points.iter().all(|p| value(p).is_some()) {
+            points.sort_by(|a, b| value(a).partial_cmp(&value(b)).unwrap_or(Ordering::Equal));
+        }
+        points
+    }
+
+    /// Whether a metric is known at any point.
+    pub fn knows(&self, metric: &str) -> bool {
+        self.points.iter().any(|p| p.metrics.get(metric).is_some_and(|m| m.value.is_some()))
+    }
+
+    /// Whether a metric is not measured but estimated, at any point.
+    pub fn estimates(&self, metric: &str) -> bool {
+        self.points.iter().any(|p| p.metrics.get(metric).is_some_and(|m| m.method == "model"))
+    }
 }
 
 impl Sweep {
@@ -246,5 +289,22 @@ mod tests {
         assert!(Sweep::parse("concurency=1", &spec).unwrap_err().contains("did you mean \"concurrency\""));
         assert!(Sweep::parse("rate=1,fast", &spec).is_err());
         assert!(Sweep::parse("seed", &spec).unwrap_err().contains("seed=VALUE"));
+    }
+
+    #[test]
+    fn numbers_come_in_their_order_and_names_as_they_were_tried() {
+        let swept = |values: &[Value]| {
+            let point = |value: &Value| Point {
+                value: value.clone(),
+                run: String::new(),
+                kept_up: true,
+                metrics: BTreeMap::new(),
+            };
+            let swept =
+                Swept { key: "k".into(), points: values.iter().map(point).collect(), output_dir: "s".into() };
+            swept.in_order().iter().map(|p| p.label()).collect::<Vec<_>>()
+        };
+        assert_eq!(swept(&[json!(8), json!(1.5), json!(32)]), ["1.5", "8", "32"]);
+        assert_eq!(swept(&[json!("b\u{1b}[2J"), json!("a"), json!(1)]), ["b [2J", "a", "1"]);
     }
 }

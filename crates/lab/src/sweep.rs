@@ -4,28 +4,17 @@ use crate::dataset::hex;
 use crate::folder::unique_id;
 use crate::run::{self, Observer, What};
 use crate::{Destination, LabError, Stop, StopCause};
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use wattle_core::spec::Spec;
 use wattle_core::summary::{Summary, slug};
+pub use wattle_core::sweep::Swept;
 use wattle_core::sweep::{Point, Sweep};
 use wattle_store::RunDir;
 
 /// How long each run takes if nothing else ends it.
 const USUAL_S: f64 = 30.0;
-
-/// What a sweep found: `sweep.json`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Swept {
-    /// The setting that was changed.
-    pub key: String,
-    /// What was found, in the order in which it was tried.
-    pub points: Vec<Point>,
-    /// Where it is kept.
-    pub output_dir: PathBuf,
-}
 
 /// What is going on.
 pub enum Step<'a> {

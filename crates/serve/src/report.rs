@@ -27,6 +27,12 @@ pub enum ReportError {
     /// The run has not been summed up, or has gone on since it was.
     #[error("{} has queries that are not summed up yet; do that with \"wattle run --resume {}\"", .0.display(), .0.display())]
     Unfinished(PathBuf),
+    /// A sweep of which no run has ended.
+    #[error("{} has no run that ended; go on with the call that began it and the same --name", .0.display())]
+    Empty(PathBuf),
+    /// The picture cannot be drawn.
+    #[error("cannot draw the curve: {0}; this is a fault of wattle's")]
+    Picture(String),
     /// The file cannot be written.
     #[error("cannot write {}: {error}", .path.display())]
     Write {
@@ -359,9 +365,9 @@ fn settings(summary: &Summary) -> String {
     )
 }
 
-/// Text that stays text.
-fn text(raw: &str) -> String {
-    raw.chars().fold(String::with_capacity(raw.len()), |mut out, c| {
+/// Text that stays text, in HTML and in XML.
+pub(crate) fn text(raw: &str) -> String {
+    drawable(raw).chars().fold(String::with_capacity(raw.len()), |mut out, c| {
         match c {
             '&' => out += "&amp;",
             '<' => out += "&lt;",
@@ -374,6 +380,12 @@ fn text(raw: &str) -> String {
     })
 }
 
+/// Without what XML has no way to write.
+pub(crate) fn drawable(raw: &str) -> String {
+    let lawful = |c: &char| !c.is_control() && !matches!(c, '\u{fffe}' | '\u{ffff}') || "\n\t".contains(*c);
+    raw.chars().filter(lawful).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -384,5 +396,6 @@ mod tests {
             text("<script>alert('x')&\"</script>"),
             "&lt;script&gt;alert(&#39;x&#39;)&amp;&quot;&lt;/script&gt;"
         );
+        assert_eq!(text("a\u{0}\u{1b}[2J\nb\u{ffff}"), "a[2J\nb");
     }
 }

@@ -20,4 +20,4 @@ pub use error::{Result, StoreError};
 pub use finish::Finished;
 pub use log::{Lines, LogWriter, Records, Replay};
 pub use readings::{ReadingsWriter, StoredReadings};
-pub use run_dir::{Lock, RunDir, write_json};
+pub use run_dir::{Lock, RunDir, read_json, write_json};

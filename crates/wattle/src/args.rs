@@ -26,7 +26,7 @@ pub(crate) enum Command {
     Exec(Box<ExecArgs>),
     /// Measure what work costs a model, so that the energy of requests in flight together can be told apart
     Calibrate(Box<CalibrateArgs>),
-    /// Write a run's report as one HTML file
+    /// Write the report of a run or a sweep as one HTML file
     Report(ReportArgs),
     /// Say which sensors this machine has, and how to get at the others
     Doctor(DoctorArgs),
@@ -397,9 +397,9 @@ pub(crate) struct CalibrateSpecArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  wattle report runs/NAME --out report.html")]
 pub(crate) struct ReportArgs {
-    /// Folder of the run
+    /// Folder of the run, or of the sweep
     pub(crate) run: PathBuf,
-    /// File to write instead of report.html in the run's folder
+    /// File to write instead of report.html in that folder
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)] // This is the place where things are printed.
 
 mod args;
+mod chart;
 mod cmd;
 mod config;
 mod render;

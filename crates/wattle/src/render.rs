@@ -1,5 +1,6 @@
 //! A result as a table a person understands at once: the figure, its 95 % interval, how it was got. 80 columns are enough.
 
+use crate::chart;
 use std::path::Path;
 use wattle_core::metrics::Metric;
 use wattle_core::spec::Spec;
@@ -216,20 +217,19 @@ const SWEPT: &[(&str, &str, &str, bool)] = &[
     ("failed", "errors", "", false),
 ];
 
-/// What a sweep found, one line for each run.
-pub(crate) fn sweep(swept: &Swept, plan: &Sweep, doubts: &[String]) -> String {
-    let known =
-        |name: &str| swept.points.iter().any(|p| p.metrics.get(name).is_some_and(|m| m.value.is_some()));
-    let columns: Vec<_> = SWEPT.iter().filter(|(_, metric, ..)| known(metric)).collect();
+/// What a sweep found, one line for each run, and its curve.
+pub(crate) fn sweep(swept: &Swept, plan: &Sweep, doubts: &[String], report: Option<&Path>) -> String {
+    // That nothing failed is not worth a column.
+    let fails = |p: &Point| p.metrics.get("errors").and_then(|m| m.value).is_some_and(|n| n > 0.0);
+    let shown = |metric: &str| swept.knows(metric) && (metric != "errors" || swept.points.iter().any(fails));
+    let columns: Vec<_> = SWEPT.iter().filter(|(_, metric, ..)| shown(metric)).collect();
     let mut rows = vec![vec![format!("{} ", swept.key)]];
     for (title, _, _, tail) in &columns {
         rows[0].push((*title).to_owned());
         rows[0].extend(tail.then(|| "p99".to_owned()));
     }
-    let mut points: Vec<&Point> = swept.points.iter().collect();
-    points.sort_by(|a, b| a.value.as_f64().unwrap_or(0.0).total_cmp(&b.value.as_f64().unwrap_or(0.0)));
-    for point in points {
-        let mut row = vec![format!("{}{}", point.value, if point.kept_up { " " } else { "!" })];
+    for point in swept.in_order() {
+        let mut row = vec![format!("{}{}", point.label(), if point.kept_up { " " } else { "!" })];
         let show = |value: Option<f64>, unit: &str| match value {
             None => "-".to_owned(),
             Some(v) if unit.is_empty() => figures(v),
@@ -251,6 +251,7 @@ pub(crate) fn sweep(swept: &Swept, plan: &Sweep, doubts: &[String]) -> String {
     let mut out = String::from("\n");
     doubts.iter().for_each(|doubt| out += &wrapped(&format!("! {doubt}")));
     out += &format!("\n{}", rows.iter().map(line).collect::<String>());
+    out += &chart::curve(swept, WIDTH);
     if swept.points.iter().any(|p| !p.kept_up) {
         out += "\n!: the server did not keep up\n";
     }
@@ -265,7 +266,8 @@ pub(crate) fn sweep(swept: &Swept, plan: &Sweep, doubts: &[String]) -> String {
             Load::Concurrency => format!("\nMore than {} requests at once bring nothing more.\n", best.value),
         };
     }
-    out + &format!("\n  sweep   {}\n", swept.output_dir.display())
+    out += &format!("\n  sweep   {}\n", swept.output_dir.display());
+    out + &report.map_or_else(String::new, |report| format!("  report  {}\n", report.display()))
 }
 
 /// One run of a sweep, on one line.

@@ -452,6 +452,56 @@ fn a_sweep_is_a_run_for_each_value_and_goes_on_where_it_was_cut_off() {
 }
 
 #[test]
+fn a_sweep_draws_its_curve() {
+    let server = Server::start(Config { tokens: 3, ttft_ms: 4.0, itl_ms: 1.0, ..Config::default() }).unwrap();
+    let bench = Bench::new();
+    let mut data = prompts(&bench, numbered(40));
+    data.extend(hundred_watts(&bench, 20));
+    let url = server.url();
+    let more = ["--sweep", "concurrency=8,1,2", "--max-queries", "40", "--name", "s"];
+    let out = bench.run(&args(&url, &data, &more));
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert!(out.status.success() && !text.contains('\u{1b}'), "{text}");
+    let title = text.lines().position(|l| l.contains("J per output token")).unwrap();
+    let chart: Vec<&str> = text.lines().skip(title).take(4).collect();
+    for (line, value) in chart[1..].iter().zip(["1", "2", "8"]) {
+        assert!(line.trim_start().starts_with(value) && line.contains('±'), "{text}");
+        assert!(line.contains('█') || line.contains('├') || line.contains('●'), "{text}");
+    }
+    assert!(chart.iter().all(|l| l.chars().count() < 80), "{text}");
+    // The picture and the page are XML, and each point is in them.
+    let folder = bench.path().join("runs/s");
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+    let (svg, page) = (read("curve.svg"), read("report.html"));
+    assert!(text.contains("runs/s/report.html"), "{text}");
+    let tree = roxmltree::Document::parse(&svg).unwrap();
+    let labels: Vec<&str> = tree.descendants().filter_map(|n| n.text()).map(str::trim).collect();
+    for label in ["1", "2", "8", "Energy per output token", "Output tokens per second", "median", "p99"] {
+        assert!(
+            labels.iter().any(|l| l.strip_suffix(", logarithmic").unwrap_or(l) == label),
+            "{label}: {labels:?}"
+        );
+    }
+    let flat = page.replacen("<!doctype html>\n", "", 1);
+    let tree = roxmltree::Document::parse(&flat).unwrap();
+    let links: Vec<&str> = tree.descendants().filter_map(|n| n.attribute("href")).collect();
+    assert_eq!(links, [1, 2, 8].map(|n| format!("./concurrency-{n}/report.html")));
+    assert!(links.iter().all(|l| folder.join(l).is_file()));
+    assert!(page.contains("pretended hardware"), "what is in doubt is told here too");
+    // They are made again from what is kept.
+    std::fs::remove_file(folder.join("curve.svg")).unwrap();
+    let again = bench.run(&["report", "runs/s"]);
+    assert!(
+        again.status.success() && again.stdout.ends_with(b"runs/s/report.html\n"),
+        "{}",
+        support::stderr(&again)
+    );
+    assert_eq!((read("curve.svg"), read("report.html")), (svg, page));
+    let elsewhere = bench.run(&["report", "runs/s", "--out", "page.html"]);
+    assert!(elsewhere.status.success() && bench.path().join("page.html").is_file());
+}
+
+#[test]
 fn a_search_finds_what_the_server_takes() {
     // Eight at once, 20 ms each: 400 a second at most.
     let engine =

@@ -1,4 +1,4 @@
-//! `wattle run --sweep`: several runs, one table.
+//! `wattle run --sweep`: several runs, one table, one curve.
 
 use crate::args::{Format, RunArgs};
 use crate::cmd::run::{Bar, end_on_signals, exit_code};
@@ -36,13 +36,13 @@ pub(crate) fn sweep(args: &RunArgs, text: &str) -> Result<ExitCode> {
     let (swept, stopped) =
         sweep_lab(&plan, &spec, &destination, &stop, &mut step, &mut |progress| bar.show(progress))?;
     bar.0.finish_and_clear();
-    for point in &swept.points {
-        // The report is a convenience; a run is no worse for lacking it.
-        let _ = wattle_serve::report::write(&swept.output_dir.join(&point.run), None);
+    let report = super::report::sweep(&swept.output_dir, &swept);
+    if let (Err(error), false) = (&report, swept.points.is_empty()) {
+        eprintln!("wattle: no report was written: {error}");
     }
     match args.format {
         Format::Json => print_json(&swept)?,
-        Format::Table => print(&render::sweep(&swept, &plan, &doubts))?,
+        Format::Table => print(&render::sweep(&swept, &plan, &doubts, report.ok().as_deref()))?,
     }
     Ok(match stopped {
         Some(cause) => {
