@@ -121,7 +121,7 @@ fn prefill_and_decode_are_right_at_any_concurrency() {
     let config = EngineConfig::default();
     for (at_once, n) in [(1, 40), (8, 200), (64, 400)] {
         let past = serve(&config, &mixed(n), at_once);
-        let found = split(&past, weights(&config, [1.0; 4]));
+        let found = split(&past, calibrated(&config, [1.0; 4]));
         let prefill = sum(&found, |s| s.prefill) / truth(&past, |j| j.prefill);
         let decode = sum(&found, |s| s.decode) / truth(&past, |j| j.decode);
         let shared = sum(&found, |s| s.shared) / truth(&past, |j| j.shared);
