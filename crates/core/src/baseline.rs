@@ -68,6 +68,13 @@ impl Idle {
         }
     }
 
+    /// The last measurement was none: somebody was at work.
+    pub fn forget_last(&mut self) {
+        if self.after.take().is_none() {
+            self.before = None;
+        }
+    }
+
     /// Mean power, weighted by length, in an interval that holds both: what the bounds of the two do not explain of their
     /// difference is part of its bound. One that was seen in part counts only where there is no other.
     pub fn power(&self) -> Option<Estimate<Watts>> {

@@ -380,7 +380,7 @@ impl fmt::Display for Warning {
             ),
             Warning::BusyServer { requests } => write!(
                 f,
-                "the server was working on {requests:.0} requests of others while the idle machine was measured; idle power is too high, and net energy too low"
+                "the server was working on {requests:.0} requests of others while the idle machine was measured, so that was not idle power and is not used"
             ),
             Warning::ForeignRequests { fraction } => write!(
                 f,

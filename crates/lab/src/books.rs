@@ -19,6 +19,8 @@ pub(crate) const PUMP: Duration = Duration::from_millis(20);
 /// A window waits at most this long for the reading that ends it; a sensor that is later has a gap there. Short enough that
 /// what has finished is on disk within a second.
 pub(crate) const PATIENCE_NS: u64 = 700_000_000;
+/// Sensors that are read or refreshed less often are waited for that many times as long.
+const PERIODS: f64 = 3.0;
 /// Readings reach the disk at least this often.
 const FLUSH_NS: u64 = 500_000_000;
 /// Below this, other processes are noise.
@@ -34,6 +36,8 @@ pub(crate) struct Books {
     when: When,
     /// The one before.
     idle: Option<Baseline>,
+    /// How long a reading is waited for.
+    patience: u64,
 }
 
 /// What is only there when something is metered.
@@ -81,6 +85,7 @@ impl Books {
         for warning in &metering.warnings {
             log.append(clock::wall(), &Event::Warning(warning.clone()))?;
         }
+        let patience = PATIENCE_NS.max((PERIODS * metering.slowest_s() * 1e9) as u64);
         let Metering { meter, panel, early, .. } = metering;
         let metered = match meter {
             None => None,
@@ -108,7 +113,7 @@ impl Books {
                 Some(metered)
             }
         };
-        Ok(Self { session, log, metered, when: When::Before, idle: None })
+        Ok(Self { session, log, metered, when: When::Before, idle: None, patience })
     }
 
     /// What is metered, if anything is.
@@ -158,6 +163,11 @@ impl Books {
         panel.sensors.iter().map(|s| timeline.known_until(*s).unwrap_or_default()).min().unwrap_or_default()
     }
 
+    /// How long a reading is waited for, in nanoseconds.
+    pub(crate) const fn patience(&self) -> u64 {
+        self.patience
+    }
+
     /// Whether energy figures up to `at` are final.
     pub(crate) fn knows(&self, at: Stamp) -> bool {
         self.known_until() >= at
@@ -165,7 +175,7 @@ impl Books {
 
     /// Waits until energy figures up to `at` are final, or will not be.
     pub(crate) async fn wait_until_known(&mut self, at: Stamp) -> Result<(), LabError> {
-        let patience = at.plus_nanos(PATIENCE_NS);
+        let patience = at.plus_nanos(self.patience);
         while !self.knows(at) && clock::now() < patience {
             tokio::time::sleep(PUMP).await;
             self.collect()?;

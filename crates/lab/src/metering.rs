@@ -36,6 +36,8 @@ pub(crate) struct Metering {
     /// By what energy will be split, once that is decided.
     pub(crate) attribution: Option<Attribution>,
     worker: Option<DeviceKind>,
+    /// Seconds between reads of the source that is read least often.
+    slowest_read_s: f64,
 }
 
 impl Metering {
@@ -57,6 +59,7 @@ impl Metering {
             happened: Vec::new(),
             attribution: None,
             worker: None,
+            slowest_read_s: 0.0,
         };
         match (spec.energy, place) {
             (Energy::None, _) => return Ok(without("--energy none was asked for".into())),
@@ -122,6 +125,8 @@ impl Metering {
         if let Some(worker) = worker.filter(|w| panel.is_some() && !measures(*w)) {
             warnings.push(Warning::OtherDevice { worker });
         }
+        let asked = spec.source_param.iter().filter(|(key, _)| key.ends_with(".interval_ms"));
+        let intervals = asked.filter_map(|(_, value)| value.parse::<f64>().ok()).chain([spec.interval_ms]);
         let tried = opened.tried.clone();
         let meter = Meter::start(opened.sources, Duration::from_secs_f64(spec.interval_ms * 1e-3))
             .map_err(|error| LabError::System { what: "cannot start the sampler", error })?;
@@ -135,6 +140,7 @@ impl Metering {
             happened: Vec::new(),
             attribution: None,
             worker: chosen_for,
+            slowest_read_s: intervals.fold(0.0, f64::max) * 1e-3,
         })
     }
 
@@ -192,6 +198,18 @@ impl Metering {
 
     pub(crate) fn sensors(&self) -> &[Sensor] {
         self.meter.as_ref().map_or(&[], Meter::sensors)
+    }
+
+    /// Seconds between changes of the slowest sensor whose sum is the energy: as it was seen to change, or else is read.
+    pub(crate) fn slowest_s(&self) -> f64 {
+        let sensors = self.sensors();
+        let seen = |id: &SensorId| {
+            let sensor = &sensors[usize::from(id.0)];
+            let period = self.qualified.iter().find(|q| q.sensor == sensor.name).and_then(|q| q.period_s);
+            period.unwrap_or(0.0).max(sensor.averaged_s)
+        };
+        let slowest = self.panel.iter().flat_map(|p| &p.sensors).map(seen).fold(0.0, f64::max);
+        slowest.max(self.slowest_read_s)
     }
 
     /// Kinds of the devices whose sum is the energy.

@@ -11,6 +11,8 @@ use std::path::PathBuf;
 pub struct Config {
     /// Address to listen at; port 0 takes a free one.
     pub listen: String,
+    /// What it says at vLLM's `/version`; without, that place is not there.
+    pub version: Option<String>,
     /// The one model it offers. A request may name any.
     pub model: String,
     /// Tokens of an answer: what is said if the request names no limit, and never more.
@@ -62,6 +64,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:0".into(),
+            version: None,
             model: "tiny".into(),
             tokens: 16,
             answer: None,

@@ -217,6 +217,10 @@ impl Desk {
                     r#"{{"object":"list","data":[{{"id":{model},"object":"model","created":0,"owned_by":"wattle"}}]}}"#
                 ),
             ),
+            ("GET", "/version") if self.config.version.is_some() => {
+                let version = voice::quoted(self.config.version.as_deref().unwrap_or_default());
+                (JSON, format!(r#"{{"version":{version}}}"#))
+            }
             ("GET", "/health") => (JSON, r#"{"status":"ok"}"#.to_owned()),
             ("GET", "/metrics") if self.config.metrics => {
                 ("text/plain; version=0.0.4; charset=utf-8", self.metrics())

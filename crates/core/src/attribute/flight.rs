@@ -35,6 +35,11 @@ pub(super) struct Flight {
     /// Pieces that are not wholly charged, and when the one before them came.
     pieces: VecDeque<Stamp>,
     last: Stamp,
+    /// When the last piece that is charged came, how long after the one before, and the part of the next that was charged before
+    /// it came.
+    beat: Stamp,
+    gap: f64,
+    presumed: f64,
     said: f64,
     pub(super) end: Option<(Stamp, End)>,
     queue: f64,
@@ -44,6 +49,8 @@ pub(super) struct Flight {
     to_first: f64,
     /// Variance of all this because nobody knows what happened when within a tick.
     placed: f64,
+    /// How far the guess of its prompt was off, relative to it.
+    misguessed: f64,
     drawn: [f64; DRAWS],
 }
 
@@ -67,7 +74,7 @@ pub(super) struct Around<'a> {
     /// Moments of first tokens.
     pub(super) firsts: &'a BTreeSet<Stamp>,
     /// Who is worked for, if nobody said so: the one that waits for its first token longest; all, where answers do not stream.
-    pub(super) head: Option<u64>,
+    pub(super) head: Option<usize>,
     pub(super) streams: bool,
 }
 
@@ -89,6 +96,17 @@ pub(super) struct Part {
 impl Part {
     pub(super) fn presence(&self) -> f64 {
         self.prefilling + self.decoding
+    }
+
+    /// So many times as much.
+    pub(super) fn times(&self, n: f64) -> Self {
+        Self {
+            prefill: self.prefill * n,
+            decode: self.decode * n,
+            context: self.context * n,
+            decoding: self.decoding * n,
+            ..*self
+        }
     }
 
     pub(super) fn add_to(&self, work: &mut Work) {
@@ -126,6 +144,9 @@ impl Flight {
             first: None,
             pieces: VecDeque::new(),
             last: sent,
+            beat: sent,
+            gap: 0.0,
+            presumed: 0.0,
             said: 0.0,
             end: None,
             queue: 0.0,
@@ -134,6 +155,7 @@ impl Flight {
             shared: 0.0,
             to_first: 0.0,
             placed: 0.0,
+            misguessed: 0.0,
             drawn: [0.0; DRAWS],
         }
     }
@@ -144,7 +166,7 @@ impl Flight {
         if self.first.is_none()
             && let Some(first) = came.next()
         {
-            (self.first, self.last) = (Some(first), first);
+            (self.first, self.last, self.beat) = (Some(first), first, first);
         }
         if self.pieces.is_empty() {
             // A stall that was settled without it.
@@ -153,11 +175,12 @@ impl Flight {
         self.pieces.extend(came);
     }
 
-    /// How many prompt tokens there were to work off, if nothing was charged for them yet.
+    /// How many prompt tokens there were to work off. What was charged by a guess stays, and the bound says how far off it was.
     pub(super) fn correct(&mut self, prompt: f64) {
         if self.left == self.prompt {
             (self.prompt, self.left) = (prompt, prompt);
         }
+        self.misguessed = ratio((prompt - self.prompt).abs(), self.prompt).unwrap_or(0.0);
     }
 
     /// Whether what it had done before `at` is known.
@@ -176,7 +199,7 @@ impl Flight {
     }
 
     /// What was done for it in a tick.
-    pub(super) fn part(&mut self, tick: Span, around: &Around<'_>) -> Part {
+    pub(super) fn part(&mut self, slot: usize, tick: Span, around: &Around<'_>) -> Part {
         let from = tick.start().max(self.sent);
         let until = self.end.map_or(tick.end(), |(end, _)| end.min(tick.end()));
         let mut part = Part::default();
@@ -197,7 +220,7 @@ impl Flight {
                 self.said += part.decode;
             }
             (None, _) if !around.streams => part.prefilling = until.since(from).get(),
-            (None, _) if around.head == Some(self.key) => {
+            (None, _) if around.head == Some(slot) => {
                 part.prefilling = until.since(from).get();
                 if let Some(speed) = around.speed {
                     self.charge_prompt(self.left.min(part.prefilling / speed), &mut part);
@@ -277,12 +300,20 @@ impl Flight {
         while let Some(&came) = self.pieces.front() {
             let whole = came.since(self.last).get();
             let here = came.min(until).since(self.last.max(from)).get();
-            part.pieces += if whole > 0.0 { here / whole } else { 1.0 };
+            part.pieces += (1.0 - self.presumed) * if whole > 0.0 { here / whole } else { 1.0 };
             if came > until {
                 break;
             }
-            self.last = came;
+            (self.gap, self.presumed) = (came.since(self.beat).get(), 0.0);
+            (self.last, self.beat) = (came, came);
             self.pieces.pop_front();
+        }
+        if self.pieces.is_empty() && self.end.is_none() {
+            // A piece that takes longer than anybody waits for it: at the pace of the one before.
+            let here = until.since(self.last.max(from)).get();
+            let part_of_next = ratio(here, self.gap).unwrap_or(0.0).min(1.0 - self.presumed);
+            self.presumed += part_of_next;
+            part.pieces += part_of_next;
         }
         part.decode = part.pieces * per_piece;
         part.context = part.decode * (self.prompt + self.said + 1.0 + part.decode / 2.0);
@@ -308,6 +339,11 @@ impl Flight {
         }
     }
 
+    /// Nothing that is guessed matters to one that was always alone.
+    fn shares_with_others(&self) -> f64 {
+        f64::from(u8::from(self.placed > 0.0))
+    }
+
     pub(super) fn total(&self) -> f64 {
         self.queue + self.prefill + self.decode + self.shared
     }
@@ -319,7 +355,9 @@ impl Flight {
         // The sensors' bound of the whole span, in proportion to the part that is its own.
         let part = ratio(total, seen.value().get()).unwrap_or(1.0);
         let squares: f64 = self.drawn.iter().map(|x| (x - total).powi(2)).sum();
-        let model = 1.96 * (squares / DRAWS as f64 + self.placed).sqrt();
+        // Of many alike, guesses are wrong alike, and what one has too much the others have too little.
+        let guess = self.misguessed * self.prefill * self.shares_with_others();
+        let model = (1.96 * (squares / DRAWS as f64 + self.placed).sqrt()).hypot(guess);
         let phases = match self.end {
             Some((_, End::Whole(_))) => [0.0, 0.0, 0.0, total],
             _ => [self.queue, self.prefill, self.decode, self.shared],

@@ -8,6 +8,7 @@ mod flight;
 mod guess;
 mod pace;
 mod splitter;
+mod tick;
 
 pub use splitter::{Ended, Flying, Foreign, Splitter};
 

@@ -1,11 +1,13 @@
 //! Splits energy over requests, tick by tick.
 
-use super::flight::{Around, Due, End, Flight, Part, ratio};
+use super::flight::{Around, End, Flight, Part, ratio};
 use super::guess::Guess;
 use super::pace::Pace;
+use super::tick::Tick;
 use super::{Ledger, Share, View};
 use crate::account::Account;
-use crate::cost::{Cost, DRAWS, Weights, Work};
+use crate::cost::{Cost, Weights, Work};
+use crate::estimate::Estimate;
 use crate::exchange::Exchange;
 use crate::time::{Span, Stamp};
 use crate::units::{Joules, Seconds};
@@ -102,11 +104,10 @@ impl Splitter {
 
     /// Nothing before this is asked of a timeline any more.
     pub fn needs_from(&self) -> Stamp {
-        let settled = self.at.min(self.ledger.account.span.end());
         self.running
             .iter()
             .filter_map(|slot| Some(self.slots[*slot].as_ref()?.sent))
-            .fold(settled, Stamp::min)
+            .fold(self.at, Stamp::min)
     }
 
     /// Whether anybody is in flight, or will be.
@@ -155,14 +156,13 @@ impl Splitter {
         }
     }
 
-    /// Prompt tokens of ours that were worked off in a span of which nothing is settled.
-    pub fn prompts_in(&self, span: Span) -> f64 {
-        self.slots
-            .iter()
-            .flatten()
-            .filter(|f| f.first.is_some_and(|t| span.contains(t)))
-            .map(|f| f.prompt())
-            .sum()
+    /// Prompt tokens of ours that were worked off in a span; `None` if some of it is settled.
+    pub fn prompts_in(&self, span: Span) -> Option<f64> {
+        if span.start() < self.at {
+            return None;
+        }
+        let here = self.slots.iter().flatten().filter(|f| f.first.is_some_and(|t| span.contains(t)));
+        Some(here.map(|f| f.prompt()).sum())
     }
 
     /// Others were served, too. Told in order, before the time it is about is settled.
@@ -174,7 +174,6 @@ impl Splitter {
     pub fn rest(&mut self, until: Stamp, view: View<'_>) {
         if self.is_empty() && until > self.at {
             self.idle(until, view);
-            self.ledger.account.extend(view.timeline, view.sensors, self.at);
         }
     }
 
@@ -251,9 +250,7 @@ impl Splitter {
     }
 
     fn idle(&mut self, until: Stamp, view: View<'_>) {
-        let piece = Span::new(self.at, until);
-        self.at = until;
-        if let Some(energy) = view.timeline.energy_of(view.sensors, piece) {
+        if let Some(energy) = self.pass(until, view) {
             self.ledger.idle += energy.value();
         }
     }
@@ -264,22 +261,16 @@ impl Splitter {
         let seconds = tick.duration().get();
         let mut parts = std::mem::take(&mut self.parts);
         parts.clear();
+        let speed = self.weights.seconds.map(|s| s.prefill).filter(|s| *s > 0.0).or(self.guess.pace());
         let flights = || self.running.iter().filter_map(|slot| self.slots[*slot].as_deref());
-        // One whose prompt takes less than was waited for its first token has to wait itself.
-        let decoding = flights().any(|f| f.first.is_some());
-        let speed = self.weights.seconds.map(|s| s.prefill).or(self.guess.pace());
-        let waits = |f: &&Flight| match speed {
-            _ if f.first.is_some() || matches!(f.end, Some((_, End::Whole(_)))) => false,
-            Some(speed) if f.end.is_none() => f.takes(speed) * 1e9 >= PATIENCE_NS as f64,
-            _ => !decoding || f.end.is_some(),
-        };
         let pace = self.weights.seconds.and_then(|seconds| pace(seconds, self.at, flights()));
+        let head = self.head(speed);
         let around = Around {
             guess: &self.guess,
             speed,
             pace: pace.as_ref(),
             firsts: &self.firsts,
-            head: flights().filter(waits).min_by_key(|f| f.sent).map(|f| f.key),
+            head,
             streams: self.streams,
         };
         let began: Vec<_> = self.running.iter().map(|s| self.slots[*s].as_ref()?.locate(&around)).collect();
@@ -289,17 +280,36 @@ impl Splitter {
             }
         }
         for slot in &self.running {
-            parts.extend(self.slots[*slot].as_mut().map(|f| f.part(tick, &around)));
+            parts.extend(self.slots[*slot].as_mut().map(|f| f.part(*slot, tick, &around)));
         }
         let others = self.others(tick, &parts);
-        parts.push(others);
-        self.at = until;
-        if seconds > 0.0
-            && let Some(energy) = view.timeline.energy_of(view.sensors, tick)
-        {
-            self.split(energy.value().get(), seconds, &parts);
+        if let Some(energy) = self.pass(until, view).filter(|_| seconds > 0.0) {
+            self.split(energy.value().get(), seconds * energy.coverage(), &parts, others);
         }
         self.parts = parts;
+    }
+
+    /// Moves on to `until`: the energy of that stretch, which is the same in the account as in the bills, whatever readings come later.
+    fn pass(&mut self, until: Stamp, view: View<'_>) -> Option<Estimate<Joules>> {
+        let piece = Span::new(self.at, until);
+        self.at = until;
+        self.ledger.account.extend(view.timeline, view.sensors, until);
+        view.timeline.energy_of(view.sensors, piece)
+    }
+
+    /// Whose prompt is worked on, of those that have no first token yet: the oldest, unless its prompt takes less than was waited
+    /// for it, so that it has to wait itself.
+    fn head(&self, speed: Option<f64>) -> Option<usize> {
+        let flights = || self.running.iter().filter_map(|slot| Some((*slot, self.slots[*slot].as_deref()?)));
+        let decoding = flights().any(|(_, f)| f.first.is_some());
+        let alone = self.running.len() == 1;
+        let works = |f: &Flight| match speed {
+            _ if f.first.is_some() || matches!(f.end, Some((_, End::Whole(_)))) => false,
+            _ if alone => true,
+            Some(speed) => f.takes(speed) * 1e9 >= PATIENCE_NS as f64,
+            None => !decoding,
+        };
+        flights().filter(|(_, f)| works(f)).min_by_key(|(_, f)| f.sent).map(|(slot, _)| slot)
     }
 
     /// What others had done in a tick, as one more part.
@@ -321,61 +331,22 @@ impl Splitter {
         others
     }
 
-    /// Charges joules for what was done in so many seconds; the last part is that of others.
-    fn split(&mut self, energy: f64, seconds: f64, parts: &[Part]) {
-        let mut work = Work { iterations: iterations(parts, seconds), ..Work::default() };
-        parts.iter().for_each(|p| p.add_to(&mut work));
-        let present: f64 = parts.iter().map(Part::presence).sum();
-        // While all wait, they share the waiting.
-        let waiting: f64 = if present > 0.0 { 0.0 } else { parts.iter().map(|p| p.waiting).sum() };
-        let all = present + waiting;
-        if all <= 0.0 {
+    /// Charges joules for what was done in so many seconds.
+    fn split(&mut self, energy: f64, seconds: f64, ours: &[Part], others: Part) {
+        let Some(tick) = Tick::new(energy, seconds, ours, others) else {
             // All ended in no time: nobody can be charged.
             self.ledger.idle += Joules(energy);
             return;
-        }
-        let costs = self.weights.joules.parts();
-        let rate = |idle: f64, costs: [f64; 4]| {
-            let weight: f64 = costs.iter().zip(work.parts()).map(|(c, w)| c * w).sum();
-            let scale = ratio(energy - idle, weight);
-            // What no work explains is shared like idle power.
-            let shared = scale.map_or(energy, |s| idle + s * costs[0] * work.iterations);
-            (shared, scale.unwrap_or(0.0))
         };
-        let (shared, scale) = rate(self.weights.idle_part(energy, seconds), costs);
-        let mut drawn = [[0.0; DRAWS]; 4];
-        for d in 0..DRAWS {
-            let costs = self.weights.drawn.parts.map(|part| part[d]);
-            let (shared, scale) = rate(self.weights.idle_drawn(d, energy, seconds), costs);
-            (drawn[0][d], drawn[1][d], drawn[2][d], drawn[3][d]) =
-                (shared, scale * costs[1], scale * costs[2], scale * costs[3]);
-        }
-        let mut charged = 0.0;
-        for (slot, part) in self.running.iter().zip(parts) {
-            let Some(flight) = self.slots[*slot].as_mut() else { continue };
-            let part_of_all = (part.presence() + if present > 0.0 { 0.0 } else { part.waiting }) / all;
-            let shared = shared * part_of_all;
-            let prefill = scale * costs[1] * part.prefill;
-            let decode = scale * (costs[2] * part.decode + costs[3] * part.context);
-            let due = Due {
-                queue: if present > 0.0 { 0.0 } else { shared },
-                prefill,
-                decode,
-                shared: if present > 0.0 { shared } else { 0.0 },
-                others: 1.0 - ratio(prefill + decode + shared, energy).unwrap_or(1.0).clamp(0.0, 1.0),
-                before: ratio(part.prefilling, part.presence()).unwrap_or(0.0),
-                factors: [part_of_all, part.prefill, part.decode, part.context],
-                drawn: &drawn,
-            };
-            charged += prefill + decode + shared;
-            flight.owe(&due);
-        }
-        let foreign = parts.last().filter(|p| p.presence() > 0.0).map_or(0.0, |p| {
-            shared * p.presence() / all
-                + scale * (costs[1] * p.prefill + costs[2] * p.decode + costs[3] * p.context)
+        let (running, slots) = (&self.running, &mut self.slots);
+        let (charged, foreign) = tick.divide(&self.weights, |i, due| {
+            if let Some(flight) = running.get(i).and_then(|slot| slots[*slot].as_mut()) {
+                flight.owe(due);
+            }
         });
         self.ledger.foreign += Joules(foreign);
         self.ledger.open += Joules(charged);
+        let (work, seconds) = tick.work();
         self.work += work;
         self.busy += Seconds(seconds);
     }
@@ -390,8 +361,6 @@ impl Splitter {
         let mut over: Vec<usize> = self.running.iter().copied().filter(is_over).collect();
         self.running.retain(|slot| !is_over(slot));
         over.sort_by_key(|slot| self.slots[*slot].as_ref().map(|f| (f.end.map(|e| e.0), f.key)));
-        self.ledger.account.extend(view.timeline, view.sensors, self.at);
-        let mut billed = Vec::with_capacity(over.len());
         for slot in over {
             self.free.push(slot);
             let Some(flight) = self.slots[slot].take() else { continue };
@@ -399,14 +368,15 @@ impl Splitter {
                 self.guess.prefilled(seconds, tokens);
             }
             let Some((end, End::Billed | End::Whole(_))) = flight.end else { continue };
-            self.ledger.open = self.ledger.open - Joules(flight.total());
-            self.ledger.billed += Joules(flight.total());
             let mut whole = Account::open(flight.sent);
             whole.extend(view.timeline, view.sensors, end);
-            billed.push((flight.key, flight.share(&whole)));
-        }
-        for (key, share) in billed {
-            ended(Ended { key, share, ledger: self.ledger });
+            let share = flight.share(&whole);
+            // What has no share is in nobody's bill. One after the other, so that each record's account adds up with the records before it.
+            if let Some(share) = &share {
+                self.ledger.open = self.ledger.open - share.total();
+                self.ledger.billed += share.total();
+            }
+            ended(Ended { key: flight.key, share, ledger: self.ledger });
         }
         let before = self.firsts.range(..self.at).next_back().copied();
         if let Some(before) = before {
@@ -424,15 +394,4 @@ fn pace<'a>(seconds: Cost, at: Stamp, flights: impl Iterator<Item = &'a Flight> 
     let (n, context) = decoding.clone().fold((0.0, 0.0), |(n, k), f| (n + 1.0, k + f.context()));
     let (last, beats) = decoding.map(Flight::beats).max_by_key(|(_, beats)| beats.len())?;
     Some(Pace::new(seconds, last, beats, n, context))
-}
-
-/// Passes over the weights: as many as pieces came to each of those that decode, and one for each prompt while none does.
-fn iterations(parts: &[Part], seconds: f64) -> f64 {
-    // Of others only tokens are known.
-    let ours = &parts[..parts.len().saturating_sub(1)];
-    let sum = |of: fn(&Part) -> f64| ours.iter().map(of).sum::<f64>();
-    let decoding = ours.iter().map(|p| p.decoding).fold(0.0, f64::max).min(seconds);
-    let pieces = ratio(sum(|p| p.pieces), sum(|p| p.decoding)).unwrap_or(0.0);
-    let prompts = ratio(sum(|p| p.begun), sum(|p| p.prefilling)).unwrap_or(0.0);
-    pieces * decoding + prompts * (seconds - decoding)
 }

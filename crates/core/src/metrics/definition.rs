@@ -161,7 +161,7 @@ pub const METRICS: &[Definition] = &[
     def(
         "attribution_residual",
         "1",
-        "(Shares + idle + foreign - measured) / measured: 0 to rounding, or joules were lost.",
+        "(Shares of all queries + what is in no share - measured) / measured: 0 to rounding, or joules were lost.",
     ),
     def("meter_cpu_fraction", "1", "CPU time of wattle's sampler thread / length of the run, in cores."),
     def(

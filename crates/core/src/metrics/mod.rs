@@ -62,6 +62,8 @@ pub struct Accumulator {
     slo: Slo,
     slo_met: u64,
     ledgers: BTreeMap<u32, Ledger>,
+    /// Sum of all shares.
+    billed: f64,
     spans: BTreeMap<u32, Span>,
     /// First and last moment at which anything was due, and how many were, by session.
     due: BTreeMap<u32, (Stamp, Stamp, u64)>,
@@ -124,6 +126,7 @@ impl Accumulator {
         self.score += score.unwrap_or(0.0);
         if let Some(share) = record.share {
             self.method = self.method.max(Some(share.method));
+            self.billed += share.total().get();
         }
         let tokens = exchange.usage.completion;
         if let Some(share) = record.share.filter(|s| s.coverage >= WHOLE) {
@@ -347,8 +350,8 @@ impl Accumulator {
         out.put("foreign_j", energy.map(|_| foreign.get()), None, None, n, method);
         let apart: Joules = self.ledgers.values().map(|l| l.idle + l.open + l.foreign).sum();
         out.put("unattributed_j", energy.map(|_| apart.get()), None, None, n, method);
-        let accounted: Joules = self.ledgers.values().map(Ledger::accounted).sum();
-        out.put("attribution_residual", energy.map(|e| (accounted - e) / e), None, None, n, method);
+        let residual = energy.map(|e| (apart + Joules(self.billed) - e) / e);
+        out.put("attribution_residual", residual, None, None, n, method);
 
         let known = self.by_query.samples();
         for (name, sum) in ["queue_j", "prefill_j", "decode_j", "shared_j"].into_iter().zip(self.phases) {

@@ -98,7 +98,7 @@ fn sums(scrape: &[u8]) -> BTreeMap<&str, f64> {
     for line in scrape.split(|byte| *byte == b'\n').filter(|line| line.len() <= LONGEST_LINE) {
         let Some((name, rest)) = std::str::from_utf8(line).ok().and_then(split_name) else { continue };
         // Most of a scrape are the buckets of histograms.
-        if !ENGINES.iter().any(|engine| engine.contains(name)) {
+        if !ENGINES.iter().any(|engine| engine.contains(name)) || is_repeated(rest) {
             continue;
         }
         if let Some(value) = value(rest) {
@@ -106,6 +106,13 @@ fn sums(scrape: &[u8]) -> BTreeMap<&str, f64> {
         }
     }
     sums
+}
+
+/// Whether another rank of the same engine says so, too: ranks that share the work of each request all count it.
+fn is_repeated(rest: &str) -> bool {
+    ["tp_rank=\"", "pp_rank=\""].iter().any(|label| {
+        rest.split_once(label).is_some_and(|(_, value)| !value.starts_with("0\"") && !value.starts_with('"'))
+    })
 }
 
 /// The name of a sample, and what comes after it. Comments have none.
@@ -269,6 +276,14 @@ tgi_request_generated_tokens_count 44
         assert_eq!(Load::read(&scrape), None);
         scrape.truncate(LONGEST_SCRAPE);
         assert!(Load::read(&scrape).is_some());
+    }
+
+    #[test]
+    fn ranks_that_share_the_work_count_it_once() {
+        let scrape = b"sglang:num_running_reqs{model_name=\"m\",tp_rank=\"0\",dp_rank=\"0\"} 4.0\n\
+            sglang:num_running_reqs{model_name=\"m\",tp_rank=\"1\",dp_rank=\"0\"} 4.0\n\
+            sglang:num_running_reqs{model_name=\"m\",tp_rank=\"0\",dp_rank=\"1\"} 3.0\n";
+        assert_eq!(Load::read(scrape).unwrap().running, Some(7.0));
     }
 
     proptest! {

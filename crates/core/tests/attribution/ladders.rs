@@ -1,6 +1,6 @@
 //! A calibration of the simulated engine: the ladders of `wattle calibrate`, in simulated time.
 
-use super::world::{Ask, SENSORS, serve, split};
+use super::world::{Ask, SENSORS, serve, split_after};
 use wattle_core::calibration::{Cell, Fit, Ladder, fit};
 use wattle_core::cost::Weights;
 use wattle_core::sensor::DeviceKind;
@@ -24,7 +24,7 @@ pub(crate) fn calibrate(config: &EngineConfig, most: u64) -> Fit {
             config.quirks.seed = 1 + rung * 10 + repeat;
             let past =
                 serve(&config, &vec![Ask { prompt, answer }; (batch * rounds) as usize], batch as usize);
-            let found = split(&past, Weights::defaults(None, None, DeviceKind::Gpu));
+            let found = split_after(&past, Weights::defaults(None, None, DeviceKind::Gpu));
             let window = Span::new(
                 past.exchanges[0].sent.minus_nanos(REST_NS),
                 past.exchanges.iter().map(|e| e.done).max().unwrap().plus_nanos(REST_NS),

@@ -106,7 +106,7 @@ fn each_of_64_in_flight_gets_its_own_joules() {
     assert!(fitted.mean <= 0.05 && fitted.covered >= 0.9, "{fitted:?}");
     let unknown = errors(&past, &split(&past, defaults(&config)));
     println!("| documented ratios | {:.1} % | {:.1} % |", unknown.mean * 100.0, unknown.covered * 100.0);
-    assert!(unknown.covered >= 0.9 && unknown.width > 2.0 * known.width, "{unknown:?} {known:?}");
+    assert!(unknown.covered >= 0.9 && unknown.width > 1.8 * known.width, "{unknown:?} {known:?}");
     for (name, rule) in rules::RULES {
         let shares = rule(&past);
         let off = shares.iter().zip(&past.truth).map(|(s, t)| (s / t.total() - 1.0).abs());

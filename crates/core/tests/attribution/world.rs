@@ -17,8 +17,8 @@ const POLL: u64 = 5 * MS;
 const WIRE: u64 = 50_000;
 /// Everything begins here; before that the board idles.
 const START: u64 = 3_000 * MS;
-/// Tokens of these prompts are four bytes long.
-const BYTES: u64 = 4;
+/// Tokens of these prompts are longer than is guessed before a first answer tells.
+const BYTES: u64 = 6;
 
 /// One request: prompt tokens and answer tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -132,6 +132,20 @@ pub(crate) struct Found {
     pub(crate) work: (Work, Seconds),
     pub(crate) ended: Vec<Ended>,
     pub(crate) ledger: Ledger,
+}
+
+/// Splits it as a calibration does: when all is known.
+pub(crate) fn split_after(past: &Past, weights: Weights) -> Found {
+    let view = View { timeline: &past.timeline, sensors: &SENSORS };
+    let mut splitter = Splitter::open(past.exchanges[0].sent, weights);
+    for (key, (e, ask)) in (0..).zip(past.exchanges.iter().zip(&past.asked)) {
+        let flying = splitter.sent(key, e.sent, ask.prompt * BYTES);
+        splitter.pieces(flying, &e.tokens);
+        splitter.done(flying, e);
+    }
+    let mut ended = Vec::new();
+    splitter.finish(view, |e| ended.push(e));
+    Found { ended, ledger: splitter.ledger(), work: splitter.work() }
 }
 
 /// Splits it as a run does: what has happened is told every 20 ms, energy is known 100 ms later.

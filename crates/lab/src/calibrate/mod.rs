@@ -153,7 +153,9 @@ impl Work<'_> {
         self.client.health().await?;
         let model = {
             let watch = RefCell::new(&mut *watch);
-            self.client.prepare(&|what| (watch.borrow_mut())(Step::Stage(what))).await?
+            let mut model = self.client.prepare(&|what| (watch.borrow_mut())(Step::Stage(what))).await?;
+            self.client.identify(&mut model).await;
+            model
         };
         watch(Step::Stage("opening sensors".into()));
         let opened = Metering::open(self.spec, &self.client.place(), self.client.worker(), server.pid());

@@ -247,6 +247,11 @@ pub trait Client: Send + Sync {
     /// Sends one request. Whatever comes of it, good or bad, is in `live`. Dropping the future cancels the request.
     fn send<'a>(&'a self, request: &'a Request, live: &'a Arc<Live>) -> BoxFuture<'a, Verdict>;
 
+    /// Says more of what runs the model, where its server tells: of interest where what work costs is. It is asked as for its load.
+    fn identify<'a>(&'a self, _model: &'a mut ModelInfo) -> BoxFuture<'a, ()> {
+        Box::pin(async {})
+    }
+
     /// How busy its server says it is, where it says so within two seconds. It is asked on a connection that no request is on,
     /// and nothing of it is counted.
     fn load(&self) -> BoxFuture<'_, Option<Load>> {

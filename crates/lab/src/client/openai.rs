@@ -140,6 +140,18 @@ impl OpenAi {
         Load::read(&tokio::time::timeout(LOAD_TIMEOUT, asking).await.ok()??)
     }
 
+    /// What the server says about itself at one of its own places.
+    async fn said(&self, path: &str) -> Option<Value> {
+        let asking = async {
+            let answer = self.beside.call(Method::GET, path, Vec::new(), None).await.ok()?;
+            if answer.status() != 200 {
+                return None;
+            }
+            serde_json::from_slice(&answer.whole(LONGEST_LISTING).await.ok()?).ok()
+        };
+        tokio::time::timeout(LOAD_TIMEOUT, asking).await.ok()?
+    }
+
     fn unwell(&self, trouble: Trouble) -> LabError {
         let Trouble { class, error, .. } = trouble;
         let url = self.http.url();
@@ -256,6 +268,34 @@ fn take_chunk(
     Ok(())
 }
 
+/// Where an engine says which it is.
+struct Identity {
+    engine: &'static str,
+    path: &'static str,
+    /// The key of its version, and keys that name the format of the weights.
+    version: &'static str,
+    format: &'static [&'static str],
+}
+
+/// By their documentation in 2026; whoever answers first is it. llama.cpp's file has its format in its name.
+const IDENTITIES: &[Identity] = &[
+    Identity { engine: "vllm", path: "/version", version: "version", format: &[] },
+    Identity { engine: "llama.cpp", path: "/props", version: "build_info", format: &["model_path"] },
+    Identity {
+        engine: "sglang",
+        path: "/get_server_info",
+        version: "version",
+        format: &["quantization", "dtype"],
+    },
+    Identity { engine: "tgi", path: "/info", version: "version", format: &["quantize", "model_dtype"] },
+];
+
+/// A server may say anything; of a path, the file's name.
+fn shortened(text: &str) -> String {
+    let name = text.rsplit('/').next().unwrap_or(text);
+    name.chars().filter(|c| !c.is_control()).take(100).collect()
+}
+
 impl Client for OpenAi {
     fn place(&self) -> Place {
         self.http.endpoint().place()
@@ -302,6 +342,21 @@ impl Client for OpenAi {
 
     fn send<'a>(&'a self, request: &'a Request, live: &'a Arc<Live>) -> BoxFuture<'a, Verdict> {
         Box::pin(carry(&self.limits, live, self.exchange(request, live)))
+    }
+
+    fn identify<'a>(&'a self, model: &'a mut ModelInfo) -> BoxFuture<'a, ()> {
+        Box::pin(async {
+            for place in IDENTITIES {
+                let Some(said) = self.said(place.path).await else { continue };
+                let text = |key: &str| said[key].as_str().filter(|t| !t.is_empty()).map(shortened);
+                let Some(version) = text(place.version) else { continue };
+                model.engine.get_or_insert(format!("{} {version}", place.engine));
+                if let Some(format) = place.format.iter().find_map(|key| text(key)) {
+                    model.format.get_or_insert(format);
+                }
+                return;
+            }
+        })
     }
 
     fn load(&self) -> BoxFuture<'_, Option<Load>> {

@@ -7,12 +7,12 @@
 use super::lateness::Lateness;
 use super::others::Others;
 use super::{Observer, Order, Progress};
-use crate::books::{Books, Metered, PATIENCE_NS, PUMP};
+use crate::books::{Books, Metered, PUMP};
 use crate::client::{Client, Live, Place};
 use crate::metering::Metering;
 use crate::{LabError, Stop};
 use serde_json::json;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,9 +31,9 @@ use wattle_store::RunDir;
 /// How often whoever watches hears of it.
 const SHOW: Seconds = Seconds(0.2);
 /// A server that has not said for so long how busy it is is not waited for.
-const SILENT_NS: u64 = 1_500_000_000;
+const SILENT_NS: u64 = 800_000_000;
 /// A server takes up to so long to see that a request has ended.
-const UNSEEN_NS: u64 = 100_000_000;
+const UNSEEN_NS: u64 = 50_000_000;
 
 pub(super) struct Desk {
     run: PathBuf,
@@ -41,6 +41,8 @@ pub(super) struct Desk {
     weights: Weights,
     splitter: Option<Splitter>,
     others: Others,
+    /// When requests ended lately.
+    ends: VecDeque<Stamp>,
     /// When the queries began.
     began: Stamp,
     flights: HashMap<u64, Watched>,
@@ -98,6 +100,7 @@ impl Desk {
             weights,
             splitter: None,
             others: Others::default(),
+            ends: VecDeque::new(),
             began: clock::now(),
             flights: HashMap::new(),
             landed: HashMap::new(),
@@ -184,6 +187,7 @@ impl Desk {
             return if landed.counts { self.settle(landed, Bill::default()) } else { Ok(()) };
         };
         if self.books.has_energy() {
+            self.ends.push_back(landed.exchange.done);
             let Exchange { due, sent, done, attempts, ref tokens, .. } = landed.exchange;
             // Of one that was sent again, nobody may have seen the first try.
             self.open_splitter(Some(if attempts > 1 { due } else { sent }));
@@ -229,7 +233,7 @@ impl Desk {
         self.pumped = clock::now();
         self.books.collect()?;
         self.watch();
-        let known = self.books.known_until().max(self.pumped.minus_nanos(PATIENCE_NS));
+        let known = self.books.known_until().max(self.pumped.minus_nanos(self.books.patience()));
         let heard = self.others.known_until().map_or(known, |at| at.max(self.pumped.minus_nanos(SILENT_NS)));
         let known = known.min(heard);
         self.bill(Some(known))?;
@@ -259,9 +263,12 @@ impl Desk {
 
     /// The server said how busy it is, some time between two moments.
     pub(super) fn hear(&mut self, asked: Stamp, answered: Stamp, load: Option<Load>) {
+        self.watch();
         let at_work = self.flights.values().filter(|w| w.live.progress().is_some()).count();
         let lately = asked.minus_nanos(UNSEEN_NS);
-        let ended = self.landed.values().filter(|l| l.exchange.done >= lately).count();
+        self.ends.retain(|end| *end >= lately);
+        // Of very short ones, no more than one for each that is there now.
+        let ended = self.ends.len().min(at_work.max(1));
         let at = asked.midpoint(answered);
         let others = self.others.hear(at, load, at_work + ended, self.splitter.as_ref());
         if let Some((splitter, others)) = self.splitter.as_mut().zip(others) {

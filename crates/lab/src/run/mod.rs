@@ -274,7 +274,7 @@ impl Order {
             server.start(home, client, stop).await?;
         }
         observe(Progress::Stage("asking the client whether it is there".into()));
-        let model = tokio::select! {
+        let mut model = tokio::select! {
             biased;
             cause = stop.wait() => return Err(LabError::Stopped(cause)),
             ready = async {
@@ -293,6 +293,9 @@ impl Order {
         }
         if let Target::Existing { info, .. } = &self.target {
             metering.keep_panel(&info.panel);
+        }
+        if metering.panel.is_some() {
+            client.identify(&mut model).await;
         }
         let (weights, doubt) = weights(self, &model, &mut metering, client.worker())?;
         let made;

@@ -8,6 +8,8 @@ use wattle_core::wire::prometheus::Load;
 #[derive(Debug, Default)]
 pub(super) struct Others {
     last: Option<Said>,
+    /// Prompt tokens of ours that the server had not counted when we did: it counts them in its next word.
+    ahead: f64,
 }
 
 /// What it said once.
@@ -44,9 +46,12 @@ impl Others {
         // A server takes a moment to see that a request has ended: who is there twice is there.
         let requests = before.more.min(more).min(before.running).min(running);
         let span = Span::new(before.at, at);
-        let prompts = said.prompt_tokens.zip(before.prompt_tokens).map_or(0.0, |(now, then)| now - then);
-        let own = splitter.map_or(0.0, |s| s.prompts_in(span));
-        (requests > 0.0).then_some(Foreign { span, requests, prefill: (prompts - own).max(0.0) })
+        let counted = said.prompt_tokens.zip(before.prompt_tokens).map(|(now, then)| now - then);
+        let own = splitter.map_or(Some(0.0), |s| s.prompts_in(span));
+        let more = counted.zip(own).map_or(0.0, |(counted, own)| counted - own - self.ahead);
+        // No further than one window: what was never counted was in a cache.
+        self.ahead = (-more).clamp(0.0, own.unwrap_or(0.0));
+        (requests > 0.0).then_some(Foreign { span, requests, prefill: more.max(0.0) })
     }
 }
 

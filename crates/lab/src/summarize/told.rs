@@ -128,8 +128,16 @@ impl Told {
             Event::Phase { name, span: None, .. } if name == "queries" => self.ended = true,
             Event::Phase { name, span: Some(span), .. } => self.said.push(Said::Phase(name.clone(), *span)),
             Event::Gauge { name, value, .. } => self.said.push(Said::Gauge(name.clone(), *value)),
-            Event::Warning(warning) if !self.warnings.contains(warning) => {
-                self.warnings.push(warning.clone())
+            Event::Warning(warning) => {
+                // It comes after the baseline that it is about.
+                if let (Warning::BusyServer { .. }, Some(idle)) =
+                    (warning, self.around.idle.get_mut(&self.session))
+                {
+                    idle.forget_last();
+                }
+                if !self.warnings.contains(warning) {
+                    self.warnings.push(warning.clone());
+                }
             }
             Event::Event { event, by: None, data: Some(data) } => self.event(event, data),
             _ => {}
