@@ -24,6 +24,7 @@ def main() -> None:
     params.n_ctx = 2048 * given.parallel
     params.n_parallel = given.parallel
     params.cpuparams.n_threads = 2
+    params.endpoint_metrics = True
     params.hostnames = ["127.0.0.1"]
     params.port = port
     server = xllamacpp.Server(params)

@@ -44,7 +44,13 @@ impl Rig {
             quirks,
             ..usual
         };
-        let config = Config { engine: Some(engine), tokens: 10_000, realtime: true, ..Config::default() };
+        let config = Config {
+            engine: Some(engine),
+            tokens: 10_000,
+            realtime: true,
+            version: Some("9.9.0".into()),
+            ..Config::default()
+        };
         let library = format!("nvml.library={}", sim.library.display());
         Self { _turn, bench, server: Server::start(config).unwrap(), library }
     }
@@ -149,6 +155,8 @@ fn without_calibration_64_at_once_are_told_apart_with_a_wide_bound() {
     assert!(error <= 0.2 && within >= 0.9 && width > 0.1, "{error} {within} {width}");
     let text = summary["warnings"].to_string();
     assert!(text.contains("uncalibrated") && text.contains("wattle calibrate"), "{text}");
+    // What a calibration is looked up by.
+    assert_eq!(summary["versions"]["engine"], "vllm 9.9.0");
 }
 
 #[test]
