@@ -151,15 +151,10 @@ fn html(summary: &Summary, queries: &Queries) -> String {
 /// The steady part of the run, if it has one.
 fn steady(summary: &Summary) -> String {
     let Some(steady) = summary.steady.as_ref().filter(|s| s.reached) else { return String::new() };
-    let of = |what: &str, trend: Option<Trend>| {
-        let trend = trend?;
-        let sure = if trend.significant { "" } else { " (chance)" };
-        Some(format!("{what} {:+.1} %{sure}", trend.change * 100.0))
-    };
     let trends = [
-        of("power", steady.trends.power),
-        of("requests in flight", steady.trends.in_flight),
-        of("temperature", steady.trends.temperature),
+        change("power", steady.trends.power),
+        change("requests in flight", steady.trends.in_flight),
+        change("temperature", steady.trends.temperature),
     ];
     let trends = trends.into_iter().flatten().collect::<Vec<_>>().join(", ");
     let note = format!(
@@ -171,6 +166,17 @@ fn steady(summary: &Summary) -> String {
     );
     let table = metrics("Steady state", &steady.metrics);
     table.replacen("</h2>\n", &format!("</h2>\n{note}"), 1)
+}
+
+/// How something changed, and whether that is chance.
+fn change(what: &str, trend: Option<Trend>) -> Option<String> {
+    let trend = trend?;
+    let sure = match trend.significant {
+        Some(true) => "",
+        Some(false) => " (chance)",
+        None => " (whether by chance cannot be told)",
+    };
+    Some(format!("{what} {:+.1} %{sure}", trend.change * 100.0))
 }
 
 fn metrics(title: &str, metrics: &BTreeMap<String, Metric>) -> String {
@@ -397,5 +403,13 @@ mod tests {
             "&lt;script&gt;alert(&#39;x&#39;)&amp;&quot;&lt;/script&gt;"
         );
         assert_eq!(text("a\u{0}\u{1b}[2J\nb\u{ffff}"), "a[2J\nb");
+    }
+
+    #[test]
+    fn what_cannot_be_told_is_not_called_chance() {
+        let told = |significant| change("power", Some(Trend { change: -0.15, significant })).unwrap();
+        assert_eq!(told(Some(true)), "power -15.0 %");
+        assert_eq!(told(Some(false)), "power -15.0 % (chance)");
+        assert_eq!(told(None), "power -15.0 % (whether by chance cannot be told)");
     }
 }

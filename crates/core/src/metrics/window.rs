@@ -7,11 +7,18 @@ use crate::attribute::Ledger;
 use crate::estimate::Method;
 use crate::stats::{Batches, Interval};
 use crate::steady::Bin;
+use crate::units::Joules;
 use std::collections::BTreeMap;
 
-/// Metrics that are of the whole run only.
-const OF_THE_RUN: [&str; 5] =
-    ["offered_per_s", "unattributed_j", "attribution_residual", "meter_cpu_fraction", "meter_lateness_p99_s"];
+/// Metrics that are of the whole run only. What energy is for is in the ledger of a session, of which a window has no part.
+const OF_THE_RUN: [&str; 6] = [
+    "offered_per_s",
+    "foreign_j",
+    "unattributed_j",
+    "attribution_residual",
+    "meter_cpu_fraction",
+    "meter_lateness_p99_s",
+];
 
 // Columns of the batches.
 const SECONDS: usize = 0;
@@ -21,13 +28,21 @@ const IN_FLIGHT: usize = 3;
 const ENERGY: usize = 4;
 
 impl Accumulator {
+    /// The part of the energy that was drawn for requests of others; `None` without any energy.
+    pub fn foreign(&self) -> Option<f64> {
+        let foreign: Joules = self.ledgers.values().map(|l| l.foreign).sum();
+        let measured: Joules = self.accounts().map(|a| a.measured).sum();
+        (measured.get() > 0.0).then(|| foreign / measured)
+    }
+
     /// The metrics of a window in `session`: `self` has taken in what ended in it, `bins` are those of the window, each with its
-    /// energy if there is any.
+    /// energy if there is any. Unless we were `alone` at the server, the energy of the window is not that of its tokens.
     pub fn of_window(
         mut self,
         session: u32,
         bins: &[Bin],
         energy: &[Account],
+        alone: bool,
         around: &Surroundings,
     ) -> BTreeMap<String, Metric> {
         let account = Account::chain(energy);
@@ -67,7 +82,8 @@ impl Accumulator {
         let method = out.energy_method;
         let whole = account.filter(|a| a.coverage >= WHOLE && a.measured.get() > 0.0);
         let sensor = whole.map(|a| a.bound / a.measured);
-        let ratio = |over, under| batches.ratio(over, under).filter(|_| whole.is_some() && tokens > 0.0);
+        let ratio =
+            |over, under| batches.ratio(over, under).filter(|_| alone && whole.is_some() && tokens > 0.0);
         let both = |r: Option<Interval>| relative(r).zip(sensor).map(|(spread, sensor)| spread.hypot(sensor));
         let (per_token, per_joule) = (ratio(ENERGY, TOKENS), ratio(TOKENS, ENERGY));
         out.direct("joules_per_output_token", per_token.map(|r| r.value), both(per_token), n, method);
@@ -81,7 +97,6 @@ mod tests {
     use super::*;
     use crate::estimate::Method;
     use crate::time::{Span, Stamp};
-    use crate::units::Joules;
 
     /// Bins of a second: 100 tokens and 2 answers in each, 5 J a token, 3 in flight.
     fn window(n: u64, coverage: f64) -> (Vec<Bin>, Vec<Account>) {
@@ -106,7 +121,7 @@ mod tests {
     #[test]
     fn rates_and_joules_are_those_of_the_window() {
         let (bins, energy) = window(10, 1.0);
-        let m = Accumulator::default().of_window(0, &bins, &energy, &Surroundings::default());
+        let m = Accumulator::default().of_window(0, &bins, &energy, true, &Surroundings::default());
         let value = |name: &str| m[name].value.unwrap();
         assert_eq!((value("energy_j"), value("mean_power_w")), (5000.0, 500.0));
         assert_eq!((value("output_tokens"), value("output_tokens_per_s")), (1000.0, 100.0));
@@ -123,9 +138,21 @@ mod tests {
     #[test]
     fn energy_seen_in_part_has_no_ratio() {
         let (bins, energy) = window(10, 0.5);
-        let m = Accumulator::default().of_window(0, &bins, &energy, &Surroundings::default());
+        let m = Accumulator::default().of_window(0, &bins, &energy, true, &Surroundings::default());
         assert_eq!((m["joules_per_output_token"].value, m["mean_power_w"].value), (None, None));
-        let m = Accumulator::default().of_window(0, &bins, &[], &Surroundings::default());
+        let m = Accumulator::default().of_window(0, &bins, &[], true, &Surroundings::default());
         assert_eq!((m["energy_j"].value, m["output_tokens_per_s"].value), (None, Some(100.0)));
+    }
+    #[test]
+    fn energy_of_others_is_in_no_ratio_of_the_window() {
+        let (bins, energy) = window(10, 1.0);
+        let ledger =
+            Ledger { foreign: Joules(50.0), account: energy[0], ..Ledger::open(Stamp::from_nanos(0)) };
+        let ours = Accumulator { ledgers: [(0, ledger)].into(), ..Accumulator::default() };
+        assert_eq!((ours.foreign(), Accumulator::default().foreign()), (Some(0.1), None));
+        let m = ours.of_window(0, &bins, &energy, false, &Surroundings::default());
+        assert_eq!((m["energy_j"].value, m["output_tokens_per_s"].value), (Some(5000.0), Some(100.0)));
+        assert_eq!((m["joules_per_output_token"].value, m["output_tokens_per_joule"].value), (None, None));
+        assert!(!m.contains_key("foreign_j"), "nobody knows which part of it fell in the window");
     }
 }

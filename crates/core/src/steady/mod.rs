@@ -151,17 +151,18 @@ pub fn find(series: &[&[f64]]) -> Found {
             (start, end) = (start.max(filling), end.max(draining));
         }
         if start + end == 0 {
-            break;
+            // What is not cut begins and ends with the session.
+            let first = if first > 1 { first } else { 0 };
+            let last = if last < length - 1 { last } else { length };
+            return Found { bins: first..last, reached: true };
         }
         (first, last) = (first + start, last.saturating_sub(end));
         if 2 * first > length || 2 * last < length || last - first < BATCH * FEWEST_BATCHES / 2 {
             return all;
         }
     }
-    // What is not cut begins and ends with the session.
-    let first = if first > 1 { first } else { 0 };
-    let last = if last < length - 1 { last } else { length };
-    Found { bins: first..last, reached: true }
+    // Still cutting: it has not settled.
+    all
 }
 
 /// How many values at the beginning of a series are not yet like the rest; `None` if it never settles.

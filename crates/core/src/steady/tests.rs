@@ -107,6 +107,19 @@ fn what_never_settles_is_not_steady() {
     }
 }
 
+/// Each series has five bins that stand out only where the window begins: one more is cut in each round.
+#[test]
+fn what_is_still_cut_in_the_last_round_is_not_steady() {
+    let pulse = |j: usize| (0..200).map(|i| if (i + 4) / 5 == j + 1 { 108.0 } else { 100.0 }).collect();
+    for (series, found) in
+        [(5, Found { bins: 26..200, reached: true }), (14, Found { bins: 0..200, reached: false })]
+    {
+        let all: Vec<Vec<f64>> = (0..series).map(pulse).collect();
+        let all: Vec<&[f64]> = all.iter().map(Vec::as_slice).collect();
+        assert_eq!(find(&all), found, "{series}");
+    }
+}
+
 fn exchange(from_ms: u64, until_ms: u64, tokens: u64) -> Exchange {
     let at = |ms: u64| Stamp::from_nanos(ms * 1_000_000);
     let mut exchange = Exchange::due(at(from_ms));

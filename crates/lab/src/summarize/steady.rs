@@ -109,7 +109,8 @@ impl Chart {
             let all = span == self.span && told.records.spans().count() == 1;
             let ended = if all { told.records.clone() } else { self.ended_in(dir, span, slo)? };
             let energy = self.energy.get(bins).unwrap_or_default();
-            ended.of_window(self.session, window, energy, &told.around)
+            let alone = told.records.foreign().is_none_or(|part| part <= super::FOREIGN);
+            ended.of_window(self.session, window, energy, alone, &told.around)
         } else {
             Default::default()
         };

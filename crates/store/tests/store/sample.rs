@@ -321,7 +321,7 @@ fn spec() -> Spec {
     serde_json::from_value(json!(keys)).unwrap()
 }
 
-const TREND: Trend = Trend { change: 0.125, significant: true };
+const TREND: Trend = Trend { change: 0.125, significant: Some(true) };
 
 pub(crate) fn summary() -> Summary {
     let span = Span::new(Stamp::from_nanos(1), Stamp::from_nanos(2));
