@@ -3,7 +3,7 @@
 mod fit;
 mod linear;
 
-pub use fit::{CONDITION_LIMIT, Fit, IllPosed, fit};
+pub use fit::{CONDITION_LIMIT, Fit, IllPosed, LEAST_EXPLAINED, LEAST_SIGNIFICANCE, fit};
 
 use crate::cost::{Cost, Origin, PARTS, Weights, Work};
 use crate::estimate::Estimate;
