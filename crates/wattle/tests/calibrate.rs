@@ -30,6 +30,11 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 impl World {
     fn new(max_batch: usize) -> Self {
+        Self::with(max_batch, &json!({}), &json!({}))
+    }
+
+    /// With more of the server's settings, and of the board's.
+    fn with(max_batch: usize, server: &Value, board: &Value) -> Self {
         let bench = Bench::new();
         let live = bench.path().join("live.txt");
         let cost =
@@ -38,9 +43,15 @@ impl World {
             "max_batch": max_batch, "idle_watts": 60, "live": live, "prefill_budget": 8192,
             "joules": cost(JOULES), "seconds": cost(SECONDS),
         });
-        let config = json!({"tokens": 4096, "realtime": true, "keep_log": false, "engine": engine});
+        let mut config = json!({"tokens": 4096, "realtime": true, "keep_log": false, "engine": engine});
+        let add = |to: &mut Value, more: &Value| {
+            to.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        };
+        add(&mut config, server);
         let server = Server::start(Config::parse(&config.to_string()).unwrap()).unwrap();
-        let scenario = json!({"devices": [{"power": [[0, 60]], "refresh_ms": 100}], "live": live});
+        let mut device = json!({"power": [[0, 60]], "refresh_ms": 100});
+        add(&mut device, board);
+        let scenario = json!({"devices": [device], "live": live});
         let sim = Sim::install(bench.path(), &scenario.to_string()).unwrap();
         let library = format!("nvml.library={}", sim.library.display());
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -168,13 +179,99 @@ fn a_calibration_that_is_stopped_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_server_that_takes_one_at_a_time_is_refused_by_the_name_of_the_ladder() {
+fn a_server_that_takes_one_at_a_time_is_refused_before_anything_is_measured() {
     let world = World::new(1);
-    let out = world.run("calibrate", &["--quick", "--max-concurrency", "2"]);
+    let out = world.run("calibrate", &["--quick", "--max-concurrency", "8"]);
     let told = stderr(&out);
     assert_eq!(out.status.code(), Some(1), "{told}");
-    assert!(told.contains("decode ladder") && told.contains("--max-num-seqs"), "{told}");
+    assert!(told.contains("answers one at a time") && told.contains("--max-num-seqs"), "{told}");
+    assert!(!told.contains("loads in random order"), "{told}");
     assert!(std::fs::read_dir(world.calibrations()).unwrap().next().is_none(), "nothing is kept");
+    let out = world.run("calibrate", &["--quick", "--max-concurrency", "1"]);
+    support::assert_fails(&out, 2, "let --max-concurrency be 2 at least");
+}
+
+#[test]
+fn a_client_that_answers_one_at_a_time_is_not_told_to_calibrate() {
+    let world = World::new(64);
+    let sensors = ["--source", "nvml", "--source-param", &world.library];
+    let what = ["run", "--client", "embedded", "--max-queries", "6", "--concurrency", "3"];
+    let how = ["--warmup", "0", "--max-tokens", "4", "--format", "json"];
+    let out = world.bench.run(&[&what[..], &how, &sensors].concat());
+    assert!(out.status.success(), "{}", stderr(&out));
+    let summary: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert!(!summary["warnings"].to_string().contains("uncalibrated"), "{}", summary["warnings"]);
+    let out = world.bench.run(&[&["calibrate", "--client", "embedded"], &sensors[..]].concat());
+    support::assert_fails(&out, 2, "answers one at a time");
+}
+
+#[test]
+fn a_request_that_is_refused_once_loses_no_calibration_and_doubts_are_kept() {
+    // Every five-hundredth is told to come back in a second. The board is hot all the time.
+    let traps = json!({"traps": [{"trap": "status_429", "every": 500}]});
+    let world = World::with(64, &traps, &json!({"throttle": 0x40}));
+    let out = world.run("calibrate", &["--quick", "--max-concurrency", "8", "--out", "here.json"]);
+    let told = stderr(&out);
+    assert!(out.status.success(), "{told}");
+    assert!(told.contains("a load will be measured again") && told.contains("429"), "{told}");
+    assert!(told.contains("slowed down by heat"), "{told}");
+    let shown = String::from_utf8(out.stdout).unwrap();
+    assert!(
+        shown.contains("use it with --calibration here.json") && !shown.contains("from now on"),
+        "{shown}"
+    );
+    let kept = read(&world.bench.path().join("here.json"));
+    assert!(kept["warnings"].to_string().contains("slowed down by heat"), "{}", kept["warnings"]);
+    assert_eq!(kept["quality"]["repeats"], 3, "what was refused was measured in the end");
+}
+
+#[test]
+fn answers_that_end_by_themselves_are_told() {
+    let world = World::with(64, &json!({"tokens": 5}), &json!({}));
+    let out = world.run("calibrate", &["--quick"]);
+    support::assert_fails(&out, 1, "answers end by themselves after 5 tokens, although 24 were asked for");
+}
+
+#[test]
+fn a_server_without_usage_is_told_what_helps() {
+    let world = World::with(64, &json!({"traps": [{"trap": "usage_missing", "every": 1}]}), &json!({}));
+    let out = world.run("calibrate", &["--quick"]);
+    support::assert_fails(&out, 1, "let it send usage");
+    assert!(!stderr(&out).contains("tokenizer"));
+}
+
+#[test]
+fn calibrations_that_are_passed_over_are_named() {
+    let bench = Bench::new();
+    std::fs::create_dir_all(bench.path().join("calibrations")).unwrap();
+    bench.write("calibrations/old.json", r#"{"calibration_version": 0}"#);
+    let out = bench.run(&["list", "calibrations"]);
+    assert!(stderr(&out).contains("old.json") && stderr(&out).contains("version 0"), "{}", stderr(&out));
+    let listed = String::from_utf8(out.stdout).unwrap();
+    assert!(listed.contains("passed over") && listed.contains("calibrate again"), "{listed}");
+}
+
+#[test]
+fn somebody_else_who_comes_later_costs_loads_and_then_the_calibration() {
+    let world = World::new(64);
+    let (url, library) = (world.server.url(), &world.library);
+    let args =
+        ["calibrate", "--client", "openai", "--url", &url, "--source", "nvml", "--source-param", library];
+    let mut child = world.bench.start(&[&args[..], &["--quick", "--out", "here"]].concat());
+    let mut reader = std::io::BufReader::new(child.stderr.take().unwrap());
+    let mut told = String::new();
+    reader.read_line(&mut told).unwrap();
+    assert!(told.contains("loads in random order"), "{told}");
+    let asks = ["run", "--client", "openai", "--url", &url, "--energy", "none", "--warmup", "0"];
+    let what = ["--dataset", "synthetic", "--dataset-param", "output=4000", "--max-queries", "9"];
+    let mut other = world.bench.start(&[&asks[..], &what].concat());
+    std::io::Read::read_to_string(&mut reader, &mut told).unwrap();
+    let code = child.wait().unwrap().code();
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert_eq!(code, Some(1), "{told}");
+    assert!(told.contains("a load will be measured again: the server works for somebody else"), "{told}");
+    assert!(told.contains("keep them away, and calibrate again"), "{told}");
 }
 
 #[test]

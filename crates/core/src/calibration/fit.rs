@@ -3,12 +3,19 @@
 use super::linear::{Matrix, Vector, dot, eigenvalues, inverse, not_negative, times};
 use super::{Cell, Ladder, Quality};
 use crate::cost::{Cost, PARTS};
+use crate::stats::t_975;
 use crate::units::Watts;
 use std::collections::BTreeMap;
 
 /// A design whose scaled columns have a greater condition number is refused: from 30 on, what one coefficient gains another loses
 /// (Belsley, Kuh and Welsch, Regression Diagnostics, 1980, chapter 3).
 pub const CONDITION_LIMIT: f64 = 30.0;
+/// What loads drew above idle, together, must be so many times its standard error: by chance, one device in 700 that draws nothing
+/// gets so far.
+pub const LEAST_SIGNIFICANCE: f64 = 3.0;
+/// The coefficients must explain so much of what rungs drew: one minus the square of what is missed of their medians by the square of
+/// these. Where less is explained, half of what a load draws has nothing to do with its work.
+pub const LEAST_EXPLAINED: f64 = 0.8;
 /// Lengths and batches that differ by less do not tell parts of the cost from each other.
 const VARIES: f64 = 1.5;
 /// No cell is known better than this, however still its sensor stood: clocks, stamps and counted iterations are no better.
@@ -17,6 +24,8 @@ const FLOOR: f64 = 2e-3;
 const WILD: f64 = 2.5;
 /// Weights and coefficients depend on each other; they settle in a few rounds.
 const ROUNDS: usize = 12;
+/// What is missed of a row is relative to what is expected of it, or to this part of the mean row if that is more.
+const LEAST_EXPECTED: f64 = 0.01;
 /// Median of the absolute value of a normal variable, inverted.
 const MAD: f64 = 1.4826;
 
@@ -42,6 +51,19 @@ pub enum IllPosed {
         "the device drew no more with loads than without; see that it is the one that does the work (\"wattle doctor\"), and name its sensors with --source"
     )]
     NothingDrawn,
+    /// Something was drawn, but not for the work.
+    #[error(
+        "what the device drew has little to do with the work of the loads ({:.0} % explained, at least {:.0} %); see that nothing else uses it and that it is the one that does the work (\"wattle doctor\"), and calibrate again", .explained * 100.0, LEAST_EXPLAINED * 100.0
+    )]
+    Unexplained {
+        /// See [`LEAST_EXPLAINED`].
+        explained: f64,
+    },
+    /// A figure that is none.
+    #[error(
+        "a load or the fit has a figure that is not finite ({0}); see how the sensors are with \"wattle doctor\", and calibrate again"
+    )]
+    NotFinite(&'static str),
 }
 
 impl Ladder {
@@ -90,10 +112,27 @@ impl Fit {
     pub fn bound(&self) -> Cost {
         Cost::from_parts(std::array::from_fn(|i| 1.96 * self.covariance[i][i].max(0.0).sqrt()))
     }
+
+    /// No file could keep another: JSON has no infinity.
+    fn is_finite(&self) -> bool {
+        let q = &self.quality;
+        let figures = [q.r2, q.condition, q.widened, q.seconds_r2];
+        let missed = q.residuals.values().chain(q.seconds_residuals.values());
+        let costs = self.joules.parts().into_iter().chain(self.seconds.parts());
+        let all = costs.chain(self.covariance.into_iter().flatten()).chain(figures).chain(missed.copied());
+        all.into_iter().all(f64::is_finite)
+    }
 }
 
 /// Fits what cells drew above the idle power, which is known to a standard error.
 pub fn fit(cells: &[Cell], idle: Watts, idle_error: Watts) -> Result<Fit, IllPosed> {
+    let finite = |c: &Cell| {
+        let other = [c.busy_s, c.window_s, c.energy_j, c.error_j];
+        c.work.parts().into_iter().chain(other).all(f64::is_finite)
+    };
+    if !cells.iter().all(finite) || !idle.get().is_finite() || !idle_error.get().is_finite() {
+        return Err(IllPosed::NotFinite("what was measured"));
+    }
     check(cells)?;
     // The order in which cells come changes no sum.
     let mut cells: Vec<&Cell> = cells.iter().collect();
@@ -109,12 +148,18 @@ pub fn fit(cells: &[Cell], idle: Watts, idle_error: Watts) -> Result<Fit, IllPos
     };
     let drawn: Vec<Row> = cells.iter().map(|c| row(c, c.above_idle(idle), c.error_j)).collect();
     let took: Vec<Row> = cells.iter().map(|c| row(c, c.busy_s, 0.0)).collect();
-    let joules = Regression::of(&drawn)?;
-    let seconds = Regression::of(&took)?;
-    if joules.cost.iter().all(|c| *c == 0.0) {
+    let shared = idle_error.get() * cells.iter().map(|c| c.window_s).sum::<f64>();
+    if !is_significant(&drawn, shared) {
         return Err(IllPosed::NothingDrawn);
     }
-    let mut covariance = joules.covariance.map(|row| row.map(|x| x * joules.widened));
+    let joules = Regression::of(&drawn)?;
+    let seconds = Regression::of(&took)?;
+    let explained = joules.explained(&drawn);
+    if explained < LEAST_EXPLAINED {
+        return Err(IllPosed::Unexplained { explained });
+    }
+    let wider = joules.widened * joules.student.powi(2);
+    let mut covariance = joules.covariance.map(|row| row.map(|x| x * wider));
     // An error of the idle power is the same in all cells: how far it moves each coefficient.
     let moved = joules.response(&drawn, cells.iter().map(|c| c.window_s));
     for (i, row) in covariance.iter_mut().enumerate() {
@@ -122,7 +167,7 @@ pub fn fit(cells: &[Cell], idle: Watts, idle_error: Watts) -> Result<Fit, IllPos
     }
     let mut repeats: BTreeMap<u32, u64> = BTreeMap::new();
     cells.iter().for_each(|c| *repeats.entry(c.rung).or_default() += 1);
-    Ok(Fit {
+    let fit = Fit {
         joules: Cost::from_parts(joules.cost),
         covariance,
         seconds: Cost::from_parts(seconds.cost),
@@ -136,7 +181,26 @@ pub fn fit(cells: &[Cell], idle: Watts, idle_error: Watts) -> Result<Fit, IllPos
             seconds_r2: seconds.r2(&took),
             seconds_residuals: seconds.residuals(&took),
         },
-    })
+    };
+    fit.is_finite().then_some(fit).ok_or(IllPosed::NotFinite("a coefficient, or how good it is"))
+}
+
+/// Whether the joules above idle are more than noise: their sum against its error, of which `shared` is the same in all rows. What
+/// each row adds is what its sensors leave open, or how far repeats of its rung lie apart, whichever is more.
+fn is_significant(rows: &[Row], shared: f64) -> bool {
+    let mut rungs: BTreeMap<u32, Vec<&Row>> = BTreeMap::new();
+    rows.iter().for_each(|r| rungs.entry(r.rung).or_default().push(r));
+    let (mut apart, mut free) = (0.0, 0usize);
+    for rung in rungs.values() {
+        let mean = rung.iter().map(|r| r.y).sum::<f64>() / rung.len() as f64;
+        apart += rung.iter().map(|r| (r.y - mean).powi(2)).sum::<f64>();
+        free += rung.len() - 1;
+    }
+    let spread = if free > 0 { apart / free as f64 * rows.len() as f64 } else { 0.0 };
+    let told: f64 = rows.iter().map(|r| r.error.powi(2)).sum();
+    let error = (spread.max(told) + shared.powi(2)).sqrt();
+    let sum: f64 = rows.iter().map(|r| r.y).sum();
+    sum > 0.0 && sum >= LEAST_SIGNIFICANCE * error
 }
 
 /// Refuses cells of which a ladder is missing or does not vary.
@@ -182,6 +246,8 @@ struct Regression {
     condition: f64,
     /// Mean square of what rungs miss, in units of what their repeats leave open; 1 at least.
     widened: f64,
+    /// That square is itself known from few rungs only: the quantile of Student's t by that of the normal distribution.
+    student: f64,
 }
 
 impl Regression {
@@ -196,7 +262,10 @@ impl Regression {
             weights = reweigh(rows, &found.cost);
             found = Self::solve(rows, weights)?;
         }
-        found.widened = found.lack_of_fit(rows).max(1.0);
+        let (lack, free) = found.lack_of_fit(rows);
+        if free > 0 && lack > 1.0 {
+            (found.widened, found.student) = (lack, t_975(free) / 1.96);
+        }
         Ok(found)
     }
 
@@ -229,6 +298,7 @@ impl Regression {
             weights,
             condition,
             widened: 1.0,
+            student: 1.0,
         })
     }
 
@@ -236,8 +306,9 @@ impl Regression {
         rows.iter().zip(&self.weights).map(|(r, w)| (r, *w, r.y - dot(&self.cost, &r.x)))
     }
 
-    /// What coefficients do not explain is the same in every repeat, so it is looked at by rung.
-    fn lack_of_fit(&self, rows: &[Row]) -> f64 {
+    /// What coefficients do not explain is the same in every repeat, so it is looked at by rung. Its mean square, and of how many
+    /// degrees of freedom.
+    fn lack_of_fit(&self, rows: &[Row]) -> (f64, usize) {
         let mut rungs: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
         for (row, w, miss) in self.misses(rows) {
             let sum = rungs.entry(row.rung).or_default();
@@ -245,7 +316,7 @@ impl Regression {
         }
         let free = rungs.len().saturating_sub(PARTS);
         let squares: f64 = rungs.values().filter(|s| s.1 > 0.0).map(|(miss, w)| miss * miss / w).sum();
-        if free > 0 { squares / free as f64 } else { 1.0 }
+        (squares / free.max(1) as f64, free)
     }
 
     /// How far coefficients move if every `y` moves by so much.
@@ -265,10 +336,29 @@ impl Regression {
         if spread > 0.0 { (1.0 - missed / spread).max(0.0) } else { 0.0 }
     }
 
+    /// How much of what rungs drew is explained. Of medians, which one wild repeat does not move, and not about their mean: there is
+    /// no intercept, and loads that all draw a board's full power hardly differ.
+    fn explained(&self, rows: &[Row]) -> f64 {
+        let mut rungs: BTreeMap<u32, (Vec<f64>, Vec<f64>)> = BTreeMap::new();
+        for (row, _, miss) in self.misses(rows) {
+            let rung = rungs.entry(row.rung).or_default();
+            rung.0.push(row.y);
+            rung.1.push(miss);
+        }
+        let (mut all, mut missed) = (0.0, 0.0);
+        for (drawn, misses) in rungs.into_values() {
+            all += median(drawn).powi(2);
+            missed += median(misses).powi(2);
+        }
+        if all > 0.0 { 1.0 - missed / all } else { 0.0 }
+    }
+
     fn residuals(&self, rows: &[Row]) -> BTreeMap<Ladder, f64> {
+        // Of a row of which next to nothing is expected there is no relative error.
+        let least = LEAST_EXPECTED * rows.iter().map(|r| r.y.abs()).sum::<f64>() / rows.len().max(1) as f64;
         let mut sums: BTreeMap<Ladder, (f64, f64)> = BTreeMap::new();
         for (row, _, miss) in self.misses(rows) {
-            let relative = miss / (row.y - miss).abs().max(f64::MIN_POSITIVE);
+            let relative = miss / (row.y - miss).max(least);
             let sum = sums.entry(row.ladder).or_default();
             *sum = (sum.0 + relative * relative, sum.1 + 1.0);
         }

@@ -3,7 +3,7 @@
 mod fit;
 mod linear;
 
-pub use fit::{CONDITION_LIMIT, Fit, IllPosed, fit};
+pub use fit::{CONDITION_LIMIT, Fit, IllPosed, LEAST_EXPLAINED, LEAST_SIGNIFICANCE, fit};
 
 use crate::cost::{Cost, Origin, PARTS, Weights, Work};
 use crate::estimate::Estimate;
@@ -110,7 +110,7 @@ impl Subject {
 }
 
 /// How thorough a calibration is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Effort {
     /// Three repeats of few rungs.
@@ -120,6 +120,17 @@ pub enum Effort {
     Default,
     /// Nine repeats of many rungs, longer ones.
     Thorough,
+}
+
+impl Effort {
+    /// The word used in files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Effort::Quick => "quick",
+            Effort::Default => "default",
+            Effort::Thorough => "thorough",
+        }
+    }
 }
 
 /// How far a fit can be believed.
@@ -176,6 +187,9 @@ pub struct Calibration {
     pub idle_w: Estimate<Watts>,
     /// How far it can be believed.
     pub quality: Quality,
+    /// What to know about it, for people.
+    #[serde(default)]
+    pub warnings: Vec<String>,
     /// What was measured, in the order in which it was.
     pub cells: Vec<Cell>,
 }

@@ -85,7 +85,7 @@ fn known_coefficients_come_back_out_of_the_noise() {
     let fit = of(&noisy(JOULES, 0.01, 0.01, 1)).unwrap();
     for (i, (got, truth)) in fit.joules.parts().into_iter().zip(JOULES.parts()).enumerate() {
         let bound = fit.bound().parts()[i];
-        assert!((got - truth).abs() < 1.5 * bound && bound < 0.25 * truth, "{i}: {got} ± {bound} of {truth}");
+        assert!((got - truth).abs() < 1.5 * bound && bound < 0.35 * truth, "{i}: {got} ± {bound} of {truth}");
     }
     for (got, truth) in fit.seconds.parts().into_iter().zip(SECONDS.parts()) {
         assert!((got / truth - 1.0).abs() < 0.1, "{got} of {truth}");
@@ -178,6 +178,92 @@ fn parts_that_always_go_together_are_refused_with_their_condition() {
 fn a_device_that_draws_nothing_for_it_is_refused() {
     let nothing = cells(Cost::default());
     assert_eq!(of(&nothing).unwrap_err(), IllPosed::NothingDrawn);
+}
+
+/// Windows in which nothing but idle power is drawn, seen with so much noise.
+fn idle_noise(noise: f64, told: f64, seed: u64) -> Vec<Cell> {
+    let mut rng = Pcg64Mcg::seed_from_u64(seed);
+    let mut all = cells(Cost::default());
+    for cell in &mut all {
+        cell.error_j = told;
+        cell.energy_j += noise * normal(&mut rng);
+    }
+    all
+}
+
+#[test]
+fn noise_is_no_draw() {
+    for told in [0.0, 3.0] {
+        let accepted = (0..300).filter(|seed| of(&idle_noise(3.0, told, *seed)).is_ok()).count();
+        assert!(accepted <= 1, "{accepted} of 300 with an error of {told} J");
+    }
+    // An idle power that is too low is known to a tenth of a watt only.
+    let drift = |seed| fit(&idle_noise(0.5, 0.5, seed), IDLE - Watts(0.2), Watts(0.1));
+    assert!((0..50).all(|seed| drift(seed) == Err(IllPosed::NothingDrawn)));
+}
+
+#[test]
+fn what_is_drawn_for_something_else_is_refused() {
+    let mut rng = Pcg64Mcg::seed_from_u64(1);
+    let mut loads = cells(Cost::default());
+    // A rung in three draws a lot, whatever it does.
+    loads.iter_mut().for_each(|c| {
+        c.energy_j += if c.rung % 3 == 0 { 300.0 } else { 5.0 } * (1.0 + 0.01 * normal(&mut rng));
+    });
+    let refused = of(&loads).unwrap_err();
+    assert!(
+        matches!(refused, IllPosed::Unexplained { explained } if explained < LEAST_EXPLAINED),
+        "{refused}"
+    );
+}
+
+#[test]
+fn loads_that_all_draw_the_same_power_are_no_reason_to_refuse() {
+    let costs = Cost::from_parts(SECONDS.parts().map(|s| 300.0 * s));
+    assert!(of(&noisy(costs, 0.01, 0.01, 1)).is_ok());
+}
+
+#[test]
+fn nothing_that_json_cannot_say_comes_out() {
+    // Only prompts draw something, and less than nothing is drawn else: all of the other coefficients come out as 0.
+    let mut loads = cells(Cost { prefill: 0.015, ..Cost::default() });
+    for cell in &mut loads {
+        if cell.ladder == Ladder::Decode {
+            cell.work.prefill = 0.0;
+        }
+        cell.error_j = 0.3;
+        cell.energy_j = IDLE.get() * cell.window_s + 0.015 * cell.work.prefill - 1e-3 * cell.work.iterations;
+    }
+    let found = of(&loads).unwrap();
+    assert_eq!(found.joules, Cost { prefill: found.joules.prefill, ..Cost::default() });
+    assert!(found.quality.residuals.values().all(|r| r.is_finite()), "{:?}", found.quality);
+    loads[3].energy_j = f64::INFINITY;
+    assert!(matches!(of(&loads), Err(IllPosed::NotFinite(_))));
+    loads[3].energy_j = 1e308;
+    assert!(of(&loads).is_err());
+}
+
+#[test]
+fn intervals_hold_where_rungs_deviate_from_the_formula() {
+    for deviation in [0.02, 0.03] {
+        let (mut held, mut all) = (0, 0);
+        for seed in 0..300 {
+            let mut rng = Pcg64Mcg::seed_from_u64(seed + 2_000_000);
+            let mut loads = noisy(JOULES, 0.005, 0.005, seed);
+            let off: Vec<f64> = (0..9).map(|_| deviation * normal(&mut rng)).collect();
+            for cell in &mut loads {
+                cell.energy_j += cell.above_idle(IDLE) * off[cell.rung as usize];
+            }
+            let fit = of(&loads).unwrap();
+            for i in 0..PARTS {
+                let miss = (fit.joules.parts()[i] - JOULES.parts()[i]).abs();
+                held += u32::from(miss <= fit.bound().parts()[i]);
+                all += 1;
+            }
+        }
+        let held = f64::from(held) / f64::from(all);
+        assert!(held >= 0.93, "{deviation}: {held}");
+    }
 }
 
 #[test]

@@ -8,10 +8,10 @@ mod pilot;
 mod scales;
 mod stored;
 
+pub use stored::{Shelf, find, folder, list, read};
 pub(crate) use stored::{chosen, command, subject};
-pub use stored::{find, folder, list, read};
 
-use crate::client::{self, Client, Limits, Live};
+use crate::client::{self, Client, Limits, Live, Verdict};
 use crate::folder::unique_id;
 use crate::metering::Metering;
 use crate::server::{Home, Managed};
@@ -20,6 +20,7 @@ use futures_util::future::join_all;
 use ladder::{Plan, Rung, Words};
 use scales::Scales;
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +33,22 @@ use wattle_meter::clock;
 /// How often a server is asked whether it works for others before that is believed.
 const LOOKS: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(500);
+/// A load that could not be measured is tried so often in all, and so many may fail in a row.
+const TRIES: u32 = 4;
+const IN_A_ROW: u32 = 5;
+/// How long to wait before the next one, if nobody says; longer each time.
+const WAIT: Duration = Duration::from_secs(1);
+/// As long as a server may say.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// Sensors whose period is not known are looked at for so many seconds while the server works.
+const LOOK_S: f64 = 3.0;
+/// The client that answers one at a time, whatever is asked of it.
+const ONE_AT_A_TIME: &str = "embedded";
+
+/// Whether a client answers several requests at once, so that there is something to tell apart.
+pub(crate) fn may_be_calibrated(client: &str) -> bool {
+    client != ONE_AT_A_TIME
+}
 
 /// What to calibrate, and how.
 #[derive(Debug, Clone)]
@@ -63,6 +80,11 @@ pub enum Step {
         /// How many.
         done: u64,
     },
+    /// A load could not be measured, and will be once more.
+    Again {
+        /// Why.
+        why: String,
+    },
 }
 
 /// Whoever watches a calibration.
@@ -75,8 +97,8 @@ pub struct Calibrated {
     pub calibration: Calibration,
     /// Where it is.
     pub path: PathBuf,
-    /// What to know about it.
-    pub warnings: Vec<Warning>,
+    /// What runs of the same find by themselves: this one, another one that is better, or none if this one is not where they look.
+    pub found: Option<PathBuf>,
 }
 
 /// Calibrates. With a server of its own, this process must have no other children, and the calling thread must live as long as it does.
@@ -91,7 +113,18 @@ pub fn calibrate(asked: Asked, stop: &Stop, watch: &mut Watcher<'_>) -> Result<C
                 "without energy there is nothing to calibrate; leave out --energy none".into(),
             ));
         }
+        if asked.max_concurrency.is_some_and(|most| most < 2) {
+            return Err(LabError::Usage(
+                "with one request at a time there is nothing to split, and what a token costs cannot be told from an iteration; let --max-concurrency be 2 at least".into(),
+            ));
+        }
         let mut spec = run::settled(asked.spec.clone())?;
+        if !may_be_calibrated(&spec.client) {
+            return Err(LabError::Usage(format!(
+                "the client {} answers one at a time, so there is nothing to split and nothing to calibrate",
+                spec.client
+            )));
+        }
         // An estimate is made by a formula of its own: fitting ours to it would tell nothing.
         spec.energy = Energy::Measured;
         stored::check(asked.out.as_deref())?;
@@ -124,6 +157,21 @@ struct Work<'a> {
     client: &'a dyn Client,
     stop: &'a Stop,
     began: wattle_core::Stamp,
+}
+
+/// What came of a load.
+enum Load {
+    Weighed(Cell),
+    /// It is of no use, and may be the next time: why, and how long to wait.
+    Aside(String, Option<Duration>),
+}
+
+/// One request that has ended.
+struct Answered {
+    /// Length of its prompt.
+    bytes: u64,
+    exchange: Exchange,
+    verdict: Verdict,
 }
 
 /// Who is asked, and by what prompts.
@@ -164,7 +212,7 @@ impl Work<'_> {
             other => other,
         })?;
         metering.qualify().await;
-        let warnings = metering.warnings.clone();
+        let mut warnings: Vec<String> = metering.warnings.iter().map(Warning::to_string).collect();
         let nothing = || LabError::NotCalibratable { why: "no sensor measures energy".into() };
         let subject = subject(&model, &metering).ok_or_else(nothing)?;
         let mut scales = Scales::open(metering).ok_or_else(nothing)?;
@@ -176,11 +224,12 @@ impl Work<'_> {
             seed: self.spec.seed,
         };
         self.check_alone().await?;
-        let plan = self.plan(&asking, &mut scales, watch).await?;
+        let plan = self.plan(&asking, &mut scales, &mut warnings, watch).await?;
         let (cells, idle) = self.climb(&plan, &asking, &mut scales, watch).await?;
         let _ = self.client.close().await;
         let error = Watts(idle.bound().get() / 1.96);
         let fit = fit(&cells, idle.value(), error)?;
+        warnings.extend(scales.doubts().iter().map(Warning::to_string));
         let calibration = Calibration {
             calibration_version: CALIBRATION_VERSION,
             digest: stored::digest(&subject),
@@ -197,27 +246,37 @@ impl Work<'_> {
             seconds: fit.seconds,
             idle_w: idle,
             quality: fit.quality,
+            warnings,
             cells,
         };
         let path = stored::save(&calibration, self.asked.out.as_deref())?;
-        Ok(Calibrated { calibration, path, warnings })
+        let found = stored::found(&calibration.subject).map(|(path, _)| path);
+        Ok(Calibrated { calibration, path, found })
+    }
+
+    /// Requests that the server has although none of ours is on its way.
+    async fn others(&self) -> f64 {
+        let mut others = 0.0;
+        for look in 0..LOOKS {
+            if look > 0 {
+                // What it says may be old.
+                tokio::time::sleep(PAUSE).await;
+            }
+            let load = self.client.load().await.unwrap_or_default();
+            others = load.running.unwrap_or(0.0) + load.waiting.unwrap_or(0.0);
+            if others == 0.0 {
+                break;
+            }
+        }
+        others
     }
 
     /// Refuses a server that says it works for somebody else: what it draws for them would be charged to our loads.
     async fn check_alone(&self) -> Result<(), LabError> {
-        let mut others = 0.0;
-        for _ in 0..LOOKS {
-            let load = self.client.load().await.unwrap_or_default();
-            others = load.running.unwrap_or(0.0) + load.waiting.unwrap_or(0.0);
-            if others == 0.0 {
-                return Ok(());
-            }
-            // What it says may be old.
-            tokio::time::sleep(PAUSE).await;
+        match self.others().await {
+            0.0 => Ok(()),
+            others => Err(gave_up(&works_for(others))),
         }
-        Err(LabError::Calibrate(format!(
-            "the server works for somebody else ({others} requests), whose energy could not be told from ours; wait until they have ended, or keep them away, and calibrate again"
-        )))
     }
 
     /// Warms up, sees how fast the server is and how much it takes, and decides what will be measured.
@@ -225,6 +284,7 @@ impl Work<'_> {
         &self,
         asking: &Asking<'_>,
         scales: &mut Scales,
+        warnings: &mut Vec<String>,
         watch: &mut Watcher<'_>,
     ) -> Result<Plan, LabError> {
         watch(Step::Stage("warming up".into()));
@@ -232,8 +292,17 @@ impl Work<'_> {
             Effort::Thorough => 64,
             Effort::Quick | Effort::Default => 32,
         });
+        let seen = scales.pump_while(pilot::look(asking)).await??;
+        warnings.extend(seen.doubt());
+        scales.pump_while(pilot::check_at_once(asking, most, &seen)).await??;
+        // A gauge that stood still while nothing was done moves while something is.
+        let began = clock::now();
+        while !scales.knows_period() && clock::now().since(began).get() < LOOK_S {
+            scales.pump_while(pilot::keep_busy(asking)).await??;
+        }
+        scales.settle();
         let length = scales.shortest_load().max(ladder::usual_length(self.asked.level));
-        let pace = scales.pump_while(pilot::fly(asking, self.asked.level, length)).await??;
+        let pace = scales.pump_while(pilot::fly(asking, &seen, self.asked.level, length)).await??;
         scales.pump_while(self.client.connect(most)).await?;
         let plan = Plan::new(self.asked.level, most, length, &pace, self.spec.seed);
         let seconds = plan.seconds(&pace, 2.0 * scales.pad() + scales.period())
@@ -242,7 +311,8 @@ impl Work<'_> {
         Ok(plan)
     }
 
-    /// Measures every load, and the idle machine before and after.
+    /// Measures every load, and the idle machine before and after. A load that others disturbed or that the server did not take is
+    /// measured later.
     async fn climb(
         &self,
         plan: &Plan,
@@ -253,16 +323,33 @@ impl Work<'_> {
         scales.idle(self.spec.idle_s).await?;
         let mut cells = Vec::with_capacity(plan.order.len());
         watch(Step::Load { done: 0 });
-        for number in &plan.order {
-            let rung = plan.rungs[*number];
-            cells.push(self.weigh(*number as u32, rung, plan.length, asking, scales).await?);
-            watch(Step::Load { done: cells.len() as u64 });
+        let mut ahead: VecDeque<(usize, u32)> = plan.order.iter().map(|number| (*number, 1)).collect();
+        let mut in_a_row = 0;
+        while let Some((number, tries)) = ahead.pop_front() {
+            match self.weigh(number as u32, plan.rungs[number], plan.length, asking, scales).await? {
+                Load::Weighed(cell) => {
+                    in_a_row = 0;
+                    cells.push(cell);
+                    watch(Step::Load { done: cells.len() as u64 });
+                }
+                Load::Aside(why, wait) => {
+                    in_a_row += 1;
+                    if tries >= TRIES || in_a_row >= IN_A_ROW {
+                        return Err(gave_up(&why));
+                    }
+                    let wait = wait.unwrap_or(WAIT * in_a_row).min(LONGEST_WAIT);
+                    watch(Step::Again { why });
+                    scales.pump_while(tokio::time::sleep(wait)).await?;
+                    ahead.push_back((number, tries + 1));
+                }
+            }
         }
         scales.idle(self.spec.idle_s).await?;
         Ok((cells, scales.idle_power()?))
     }
 
-    /// Measures one load: the same over and over, until it has lasted long enough for the sensors.
+    /// Measures one load: the same over and over, until it has lasted long enough for the sensors. In the rest before and after it
+    /// the server is asked for whom it works.
     async fn weigh(
         &self,
         number: u32,
@@ -270,26 +357,38 @@ impl Work<'_> {
         length: f64,
         asking: &Asking<'_>,
         scales: &mut Scales,
-    ) -> Result<Cell, LabError> {
+    ) -> Result<Load, LabError> {
         let window = scales.begin().await?;
+        let others = scales.pump_while(self.others()).await?;
+        if others > 0.0 {
+            return Ok(Load::Aside(works_for(others), None));
+        }
         let began = clock::now();
         let mut landed: Vec<(u64, Exchange)> = Vec::new();
         while clock::now().since(began).get() < length {
             let round = join_all((0..rung.batch).map(|_| asking.ask(rung.prompt, rung.tokens)));
-            for (bytes, exchange) in scales.pump_while(round).await? {
-                if let Some(error) = exchange.outcome.error() {
-                    return Err(LabError::Calibrate(format!(
-                        "a request of the {} ladder failed ({} at once, {} prompt tokens): {error}; see what the server says, or lower --max-concurrency",
+            for answered in scales.pump_while(round).await? {
+                if let Some(error) = answered.exchange.outcome.error() {
+                    let why = format!(
+                        "a request of the {} ladder failed ({} at once, {} prompt tokens): {error}",
                         rung.ladder.name(),
                         rung.batch,
                         rung.prompt
-                    )));
+                    );
+                    return match answered.verdict {
+                        Verdict::Again(wait) => Ok(Load::Aside(why, wait)),
+                        Verdict::Final => Err(gave_up(&why)),
+                    };
                 }
-                landed.push((bytes, exchange));
+                landed.push((answered.bytes, answered.exchange));
             }
         }
+        let others = scales.pump_while(self.others()).await?;
+        if others > 0.0 {
+            return Ok(Load::Aside(works_for(others), None));
+        }
         let weighed = scales.end(window, &landed).await?;
-        Ok(Cell {
+        Ok(Load::Weighed(Cell {
             ladder: rung.ladder,
             rung: number,
             batch: rung.batch,
@@ -299,13 +398,28 @@ impl Work<'_> {
             window_s: weighed.window_s,
             energy_j: weighed.energy_j,
             error_j: weighed.error_j,
-        })
+        }))
     }
 }
 
+fn works_for(others: f64) -> String {
+    format!(
+        "the server works for somebody else ({others} requests), whose energy could not be told from ours"
+    )
+}
+
+/// What failed, and the way out.
+fn gave_up(why: &str) -> LabError {
+    let way_out = match why.starts_with("the server works") {
+        true => "wait until they have ended, or keep them away, and calibrate again",
+        false => "see what the server says, or lower --max-concurrency",
+    };
+    LabError::Calibrate(format!("{why}; {way_out}"))
+}
+
 impl Asking<'_> {
-    /// Sends a prompt of about so many tokens and wants so many, no fewer; gives back the length of the prompt in bytes.
-    async fn ask(&self, prompt: u32, tokens: u32) -> (u64, Exchange) {
+    /// Sends a prompt of about so many tokens and wants so many, no fewer.
+    async fn ask(&self, prompt: u32, tokens: u32) -> Answered {
         let content = self.words.borrow_mut().prompt(prompt);
         let bytes = content.len() as u64;
         let request = Request {
@@ -317,7 +431,7 @@ impl Asking<'_> {
             seed: self.seed,
         };
         let live = Live::now();
-        self.client.send(&request, &live).await;
-        (bytes, live.take())
+        let verdict = self.client.send(&request, &live).await;
+        Answered { bytes, exchange: live.take(), verdict }
     }
 }

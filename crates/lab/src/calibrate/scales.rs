@@ -9,14 +9,20 @@ use wattle_core::attribute::{Splitter, View};
 use wattle_core::baseline::{Baseline, Idle, When};
 use wattle_core::cost::{Weights, Work};
 use wattle_core::metrics::WHOLE;
-use wattle_core::sensor::{DeviceKind, Panel};
-use wattle_core::{Estimate, Exchange, Seconds, Span, Stamp, Timeline, Watts};
+use wattle_core::qualify::Qualifier;
+use wattle_core::sensor::{DeviceKind, Panel, Quantity, Reading, Sensor, SensorId};
+use wattle_core::timeline::Anomalies;
+use wattle_core::{Estimate, Exchange, Seconds, Span, Stamp, Timeline, Warning, Watts};
 use wattle_meter::{Meter, clock};
 
 /// A load lasts so many periods of the slowest sensor, at least.
 const PERIODS: f64 = 8.0;
-/// Of a sensor that did not change while it was looked at.
-const USUAL_PERIOD: f64 = 0.1;
+/// Of a sensor that did not change while it was looked at: boards have up to so much (docs/method.md#qualification).
+const UNKNOWN_PERIOD: f64 = 0.5;
+/// Reasons for which hardware holds its clocks down that are worth a word: as in [`wattle_core::survey`].
+const HELD_DOWN: u64 = 0x08 | 0x20 | 0x40 | 0x80;
+/// A device that was held down for less of the time is not.
+const LEAST_HELD_DOWN: f64 = 0.01;
 /// Rest around a load, in periods: its edges lie in ticks that hold nothing but rest.
 const REST: f64 = 1.3;
 const SHORTEST_REST: f64 = 0.03;
@@ -29,10 +35,16 @@ pub(super) struct Scales {
     timeline: Timeline,
     /// Of the slowest sensor of the panel.
     period: f64,
+    /// Until the period is settled.
+    qualifier: Option<Qualifier>,
     needed_from: Stamp,
     idle: Idle,
     rested: bool,
     gain: f64,
+    /// Whether a load is being weighed.
+    weighing: bool,
+    /// Of each sensor: readings during loads, and those of them that say that clocks were held down.
+    throttled: Vec<(u64, u64)>,
 }
 
 /// What a load came to.
@@ -47,17 +59,18 @@ pub(super) struct Weighed {
 impl Scales {
     /// With what was opened; `None` if nothing there measures energy.
     pub(super) fn open(metering: Metering) -> Option<Self> {
-        let Metering { meter, panel, early, qualified, .. } = metering;
+        let Metering { meter, panel, early, .. } = metering;
         let (meter, panel) = (meter?, panel?);
         let mut timeline = Timeline::new(meter.sensors());
-        early.iter().for_each(|reading| timeline.push(reading));
-        let period = panel.sensors.iter().map(|id| {
-            let sensor = &meter.sensors()[usize::from(id.0)];
-            let seen = qualified.iter().find(|q| q.sensor == sensor.name).and_then(|q| q.period_s);
-            seen.unwrap_or(USUAL_PERIOD).max(sensor.averaged_s)
+        let mut qualifier = Qualifier::new(meter.sensors());
+        early.iter().for_each(|reading| {
+            timeline.push(reading);
+            qualifier.push(reading);
         });
-        Some(Self {
-            period: period.fold(0.0, f64::max),
+        let mut scales = Self {
+            period: 0.0,
+            qualifier: Some(qualifier),
+            throttled: vec![(0, 0); meter.sensors().len()],
             meter,
             panel,
             timeline,
@@ -65,7 +78,32 @@ impl Scales {
             idle: Idle::default(),
             rested: false,
             gain: 0.0,
+            weighing: false,
+        };
+        scales.period = slowest(scales.seen());
+        Some(scales)
+    }
+
+    /// The sensors of the panel, and their periods as far as they were seen.
+    fn seen(&self) -> impl Iterator<Item = (&Sensor, Option<f64>)> {
+        let qualified = self.qualifier.as_ref().map_or_else(Vec::new, Qualifier::finish);
+        self.panel.sensors.iter().map(move |id| {
+            let index = usize::from(id.0);
+            (&self.meter.sensors()[index], qualified.get(index).and_then(|q| q.period_s))
         })
+    }
+
+    /// Whether all of them have changed often enough.
+    pub(super) fn knows_period(&self) -> bool {
+        self.seen().all(|(_, period)| period.is_some())
+    }
+
+    /// Takes the period to be what was seen until now.
+    pub(super) fn settle(&mut self) {
+        if self.qualifier.is_some() {
+            self.period = slowest(self.seen());
+            self.qualifier = None;
+        }
     }
 
     /// Seconds between changes of the slowest sensor.
@@ -94,8 +132,19 @@ impl Scales {
     }
 
     fn collect(&mut self) {
-        let timeline = &mut self.timeline;
-        self.meter.drain(|reading| timeline.push(reading));
+        let Self { meter, timeline, qualifier, throttled, weighing, .. } = self;
+        let throttles: Vec<bool> = meter.sensors().iter().map(|s| s.quantity == Quantity::Throttle).collect();
+        meter.drain(|reading: &Reading| {
+            timeline.push(reading);
+            if let Some(qualifier) = qualifier {
+                qualifier.push(reading);
+            }
+            let index = usize::from(reading.sensor.0);
+            if let (true, true, Some(value)) = (*weighing, throttles[index], reading.value) {
+                throttled[index].0 += 1;
+                throttled[index].1 += u64::from(value as u64 & HELD_DOWN != 0);
+            }
+        });
         self.timeline.forget_before(self.needed_from);
     }
 
@@ -170,8 +219,31 @@ impl Scales {
     pub(super) async fn begin(&mut self) -> Result<Stamp, LabError> {
         let start = clock::now();
         self.needed_from = start;
+        self.weighing = true;
         self.wait(self.pad()).await?;
         Ok(start)
+    }
+
+    /// What to know about what was weighed: devices that were held down, sensors that failed.
+    pub(super) fn doubts(&self) -> Vec<Warning> {
+        let mut doubts = Vec::new();
+        for (index, sensor) in (0u16..).zip(self.meter.sensors()) {
+            let (read, held) = self.throttled[usize::from(index)];
+            let fraction = held as f64 / read.max(1) as f64;
+            if fraction > LEAST_HELD_DOWN {
+                let device = format!("{} ({})", sensor.device.name, sensor.device.id);
+                doubts.push(Warning::Throttled { device, fraction });
+            }
+            let id = SensorId(index);
+            if self.panel.sensors.contains(&id)
+                && let Some(what) = troubles(&self.timeline.anomalies(id))
+            {
+                doubts.push(Warning::Sensor { sensor: sensor.name.clone(), what });
+            }
+        }
+        let lost = self.meter.cost().lost;
+        doubts.extend((lost > 0).then_some(Warning::ReadingsLost { lost }));
+        doubts
     }
 
     /// Ends it with some rest, after all of `landed` have ended.
@@ -183,6 +255,7 @@ impl Scales {
         self.wait(self.pad()).await?;
         let end = clock::now();
         self.wait_until_known(end).await?;
+        self.weighing = false;
         // Only what was done is of interest, and that does not depend on what it costs.
         let mut splitter = Splitter::open(start, Weights::defaults(None, None, DeviceKind::Gpu));
         for (key, (bytes, exchange)) in (0u64..).zip(landed) {
@@ -211,4 +284,47 @@ impl Scales {
 
 fn unseen() -> LabError {
     LabError::Calibrate("the sensors did not cover all of a load; see how they are with \"wattle doctor\", and calibrate again".into())
+}
+
+/// Seconds between changes of the slowest of these. One that averages over longer is as slow as that.
+fn slowest<'a>(sensors: impl Iterator<Item = (&'a Sensor, Option<f64>)>) -> f64 {
+    sensors.map(|(s, seen)| seen.unwrap_or(UNKNOWN_PERIOD).max(s.averaged_s)).fold(0.0, f64::max)
+}
+
+/// What a sensor of energy did that it should not have done.
+fn troubles(seen: &Anomalies) -> Option<String> {
+    let kinds = [
+        (seen.failed, "failed reads"),
+        (seen.stalls, "times stuck for more than two seconds"),
+        (seen.resets, "resets or impossible jumps"),
+        (seen.nonsense, "readings that make no sense"),
+        (seen.out_of_order, "readings out of order"),
+    ];
+    let all: Vec<String> = kinds.iter().filter(|k| k.0 > 0).map(|(n, what)| format!("{n} {what}")).collect();
+    (!all.is_empty()).then(|| all.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wattle_core::sensor::{Device, Kind, Perimeter, Trust};
+
+    #[test]
+    fn a_sensor_of_unknown_period_is_taken_as_slow() {
+        let sensor = |averaged_s| Sensor {
+            name: "made-up".into(),
+            source: "made-up".into(),
+            device: Device { kind: DeviceKind::Gpu, id: "0".into(), name: "made-up".into() },
+            quantity: Quantity::Power,
+            perimeter: Perimeter::Device,
+            kind: Kind::Gauge,
+            trust: Trust::Measured { gain: 0.05 },
+            quantum: 0.0,
+            averaged_s,
+        };
+        let (plain, averaged) = (sensor(0.0), sensor(1.0));
+        assert_eq!(slowest([(&plain, None)].into_iter()), 0.5);
+        assert_eq!(slowest([(&plain, Some(0.02))].into_iter()), 0.02);
+        assert_eq!(slowest([(&plain, Some(0.02)), (&averaged, Some(0.1))].into_iter()), 1.0);
+    }
 }

@@ -13,6 +13,8 @@ use wattle_store::write_json;
 
 /// Names the folder.
 const VARIABLE: &str = "WATTLE_CALIBRATIONS";
+/// A less thorough calibration takes the place of a better one if it is so many days newer: drivers and engines change.
+const DAYS: i64 = 30;
 /// As long as it takes to tell subjects apart.
 const DIGITS: usize = 12;
 
@@ -47,20 +49,57 @@ pub fn folder() -> Option<PathBuf> {
     path(VARIABLE).or_else(|| Some(data()?.join("wattle/calibrations")))
 }
 
-/// Every calibration in a folder that can be read, newest first.
-pub fn list(folder: &Path) -> Vec<(PathBuf, Calibration)> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path());
-    let files = entries.filter(|p| p.extension().is_some_and(|e| e == "json"));
-    let mut all: Vec<_> = files.filter_map(|path| Some((read(&path).ok()?, path))).collect();
-    all.sort_by(|(a, x), (b, y)| (&b.created, x).cmp(&(&a.created, y)));
-    all.into_iter().map(|(calibration, path)| (path, calibration)).collect()
+/// What is in a folder of calibrations.
+#[derive(Debug, Default)]
+pub struct Shelf {
+    /// What can be read, newest first.
+    pub found: Vec<(PathBuf, Calibration)>,
+    /// What is passed over, and why.
+    pub skipped: Vec<(PathBuf, LabError)>,
 }
 
-/// The newest calibration of a subject.
+/// Every calibration in a folder.
+pub fn list(folder: &Path) -> Shelf {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path());
+    let mut shelf = Shelf::default();
+    for path in entries.filter(|p| p.extension().is_some_and(|e| e == "json")) {
+        match read(&path) {
+            Ok(calibration) => shelf.found.push((path, calibration)),
+            Err(why) => shelf.skipped.push((path, why)),
+        }
+    }
+    shelf.found.sort_by(|(x, a), (y, b)| (&b.created, x).cmp(&(&a.created, y)));
+    shelf.skipped.sort_by(|(x, _), (y, _)| x.cmp(y));
+    shelf
+}
+
+/// The calibration of a subject that runs use: the most thorough one, and the newest of these, unless another is 30 days newer.
 pub fn find(subject: &Subject) -> Option<Calibration> {
+    found(subject).map(|(_, calibration)| calibration)
+}
+
+/// The same, with where it is.
+pub(super) fn found(subject: &Subject) -> Option<(PathBuf, Calibration)> {
     let digest = digest(subject);
-    let all = list(&folder()?);
-    all.into_iter().map(|(_, c)| c).find(|c| c.digest == digest && c.subject == *subject)
+    let mut all = list(&folder()?).found;
+    all.retain(|(_, c)| c.digest == digest && c.subject == *subject);
+    best(all)
+}
+
+/// The most thorough of those that are not much older than the newest; these come newest first.
+fn best(all: Vec<(PathBuf, Calibration)>) -> Option<(PathBuf, Calibration)> {
+    let newest = days(&all.first()?.1.created);
+    let fresh = all.into_iter().filter(|(_, c)| newest - days(&c.created) < DAYS);
+    fresh.reduce(|best, other| if other.1.level > best.1.level { other } else { best })
+}
+
+/// Days to a date of RFC 3339 (the Julian day number less a constant); 0 of what is none.
+fn days(date: &str) -> i64 {
+    let number = |at: std::ops::Range<usize>| date.get(at).and_then(|t| t.parse::<i64>().ok());
+    let Some(((year, month), day)) = number(0..4).zip(number(5..7)).zip(number(8..10)) else { return 0 };
+    // Years that begin in March have their leap day at the end.
+    let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    365 * y + y / 4 - y / 100 + y / 400 + (153 * m + 2) / 5 + day
 }
 
 /// Reads a calibration file.
@@ -128,15 +167,24 @@ pub(super) fn check(out: Option<&Path>) -> Result<(), LabError> {
     })
 }
 
-/// Keeps it: in the usual folder, in another one, or as a file.
+/// Keeps it: in the usual folder, in another one, or as a file. What cannot be read again is not kept, and takes the place of nothing.
 pub(super) fn save(calibration: &Calibration, out: Option<&Path>) -> Result<PathBuf, LabError> {
     let (folder, file) = place(out)?;
     let usual = || {
         let digest = &calibration.digest[..DIGITS.min(calibration.digest.len())];
-        format!("{}_{digest}.json", slug(&calibration.subject.model, 60)).into()
+        // A quick one beside a thorough one, not instead of it.
+        let level = calibration.level.name();
+        format!("{}_{digest}_{level}.json", slug(&calibration.subject.model, 60)).into()
     };
     let path = folder.join(file.unwrap_or_else(usual));
+    let text = serde_json::to_vec(calibration).unwrap_or_default();
+    serde_json::from_slice::<Calibration>(&text).map_err(|e| {
+        LabError::Calibrate(format!(
+            "the calibration has a figure that no file can keep ({e}), so it was not kept; see how the sensors are with \"wattle doctor\", and calibrate again"
+        ))
+    })?;
     write_json(path.clone(), calibration)?;
+    read(&path)?;
     Ok(path)
 }
 
@@ -160,6 +208,11 @@ fn place(out: Option<&Path>) -> Result<(PathBuf, Option<PathBuf>), LabError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use wattle_core::calibration::{Effort, Ladder, Quality};
+    use wattle_core::cost::Cost;
+    use wattle_core::estimate::Method;
+    use wattle_core::sensor::Perimeter;
+    use wattle_core::{Estimate, Watts};
 
     #[test]
     fn the_call_that_calibrates_has_the_flags_of_the_run() {
@@ -189,7 +242,80 @@ mod tests {
         assert!(read(&path).unwrap_err().to_string().contains("is no calibration"));
         std::fs::write(&path, r#"{"calibration_version": 99}"#).unwrap();
         assert!(read(&path).unwrap_err().to_string().contains("version 99"));
-        assert!(list(dir.path()).is_empty());
-        assert!(list(&dir.path().join("nowhere")).is_empty());
+        let shelf = list(dir.path());
+        assert!(shelf.found.is_empty() && shelf.skipped.len() == 1);
+        assert!(shelf.skipped[0].1.to_string().contains("calibrate again"), "{shelf:?}");
+        assert!(list(&dir.path().join("nowhere")).skipped.is_empty());
+    }
+
+    fn made(level: Effort, created: &str) -> Calibration {
+        let cost = Cost { fixed: 1.5, prefill: 0.5, decode: 0.25, context: 0.125 };
+        Calibration {
+            calibration_version: CALIBRATION_VERSION,
+            digest: "22".repeat(32),
+            subject: Subject {
+                model: "made-up".into(),
+                sha256: None,
+                format: None,
+                engine: None,
+                devices: Vec::new(),
+                perimeter: Perimeter::Device,
+            },
+            created: created.into(),
+            version: "0.1.0".into(),
+            level,
+            seed: 1,
+            duration_s: 1.5,
+            joules: cost,
+            bound: cost,
+            covariance: [[0.5; 4]; 4],
+            gain: 0.5,
+            seconds: cost,
+            idle_w: Estimate::new(Watts(1.5), Watts(0.5), Method::Counter, 1.0),
+            quality: Quality {
+                cells: 1,
+                repeats: 1,
+                r2: 0.5,
+                condition: 1.5,
+                widened: 1.5,
+                residuals: [(Ladder::Prefill, 0.5)].into(),
+                seconds_r2: 0.5,
+                seconds_residuals: [(Ladder::Prefill, 0.5)].into(),
+            },
+            warnings: Vec::new(),
+            cells: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_again_is_not_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut calibration = made(Effort::Quick, "2026-01-01T00:00:00.000Z");
+        let good = save(&calibration, Some(dir.path())).unwrap();
+        calibration.quality.residuals.insert(Ladder::Decode, f64::INFINITY);
+        let error = save(&calibration, Some(dir.path())).unwrap_err().to_string();
+        assert!(error.contains("no file can keep"), "{error}");
+        assert!(read(&good).is_ok(), "the one before is still there");
+    }
+
+    #[test]
+    fn a_quick_calibration_does_not_take_the_place_of_a_better_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let thorough = made(Effort::Thorough, "2026-01-20T00:00:00.000Z");
+        save(&thorough, Some(dir.path())).unwrap();
+        let chosen = || best(list(dir.path()).found).unwrap().1;
+        save(&made(Effort::Quick, "2026-02-18T00:00:00.000Z"), Some(dir.path())).unwrap();
+        assert_eq!(chosen(), thorough);
+        save(&made(Effort::Quick, "2026-02-19T00:00:00.000Z"), Some(dir.path())).unwrap();
+        assert_eq!(chosen().level, Effort::Quick, "30 days are enough");
+        save(&made(Effort::Default, "2026-02-10T00:00:00.000Z"), Some(dir.path())).unwrap();
+        assert_eq!(chosen().level, Effort::Default);
+    }
+
+    #[test]
+    fn days_are_counted_over_leap_years() {
+        assert_eq!(days("2024-03-01T") - days("2024-02-28T"), 2);
+        assert_eq!(days("2026-03-01T") - days("2026-02-28T"), 1);
+        assert_eq!(days("2027-01-01T") - days("2026-01-01T"), 365);
     }
 }

@@ -401,9 +401,10 @@ fn weights(
     };
     let calibrated = attribution.weights();
     metering.attribution = Some(attribution);
-    // What is estimated cannot be calibrated either.
+    // What is estimated cannot be calibrated, nor can what answers one at a time.
     let estimated = metering.warnings.iter().any(|w| matches!(w, Warning::EnergyEstimated { .. }));
-    let doubt = (calibrated.is_none() && !estimated)
+    let could_be = !estimated && calibrate::may_be_calibrated(&order.spec.client);
+    let doubt = (calibrated.is_none() && could_be)
         .then(|| Warning::Uncalibrated { command: calibrate::command(&order.spec, &model.name) });
     Ok((calibrated.unwrap_or(defaults), doubt))
 }

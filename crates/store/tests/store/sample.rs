@@ -256,6 +256,7 @@ pub(crate) fn calibration() -> Calibration {
             seconds_r2: 0.5,
             seconds_residuals: ladders(),
         },
+        warnings: vec!["made up".into()],
         cells: vec![Cell {
             ladder: Ladder::Prefill,
             rung: 0,

@@ -7,6 +7,7 @@ use crate::config;
 use crate::render::wrapped;
 use anyhow::Result;
 use indicatif::ProgressStyle;
+use std::path::Path;
 use std::process::ExitCode;
 use wattle_core::calibration::{CONDITION_LIMIT, Effort};
 use wattle_core::units::si;
@@ -45,9 +46,12 @@ pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<ExitCode> {
             }
             bar.set_position(done);
         }
+        Step::Again { why } => bar.suspend(|| eprintln!("wattle: a load will be measured again: {why}")),
     });
     bar.finish_and_clear();
     let done = done?;
+    let warnings = done.calibration.warnings.iter().map(|w| wrapped(&format!("! {w}")));
+    eprint!("{}", warnings.collect::<String>());
     match args.format {
         Format::Json => print_json(&done.calibration)?,
         Format::Table => print(&shown(&done))?,
@@ -66,7 +70,7 @@ fn planned(loads: u64, seconds: f64) -> String {
 /// The whole screen for a calibration.
 fn shown(done: &Calibrated) -> String {
     let c = &done.calibration;
-    let mut out: String = done.warnings.iter().map(|w| wrapped(&format!("! {w}"))).collect();
+    let mut out = String::new();
     let devices = c.subject.devices.iter().map(|d| d.name.as_str()).collect::<Vec<_>>().join(", ");
     let engine = c.subject.engine.as_deref().map_or_else(String::new, |e| format!(" ({e})"));
     out += &format!(
@@ -106,9 +110,22 @@ fn shown(done: &Calibrated) -> String {
     ] {
         out += &format!("  {label:34} {text}\n");
     }
-    out += &format!(
-        "\nKept in {}\nRuns of this model, engine and device split energy by it from now on.\n",
-        done.path.display()
-    );
+    out += &format!("\nKept in {}\n{}\n", done.path.display(), used(done));
     out
+}
+
+/// What runs will do with it.
+fn used(done: &Calibrated) -> String {
+    let here = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let by_name = format!("use it with --calibration {}", done.path.display());
+    match &done.found {
+        Some(found) if here(found) == here(&done.path) => {
+            "Runs of this model, engine and device split energy by it from now on.".into()
+        }
+        Some(found) => format!(
+            "Runs of this model, engine and device go on with {}, which is more thorough or where they look; {by_name}, or remove that one.",
+            found.display()
+        ),
+        None => format!("Runs do not look there; {by_name}."),
+    }
 }

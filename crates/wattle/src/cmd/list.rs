@@ -44,17 +44,28 @@ pub(crate) fn list(args: &ListArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One row for each file, newest first.
+/// One row for each file, newest first; then those that runs pass over, with the reason.
 fn calibrations() -> Vec<Value> {
     let all = calibrate::folder().map(|folder| calibrate::list(&folder)).unwrap_or_default();
+    let skipped = all.skipped.iter().map(|(path, why)| {
+        eprintln!("wattle: a calibration is passed over: {why}");
+        json!({ "name": "(passed over)", "about": why.to_string(), "path": path, "calibration": null })
+    });
+    let skipped: Vec<Value> = skipped.collect();
     let row = |(path, found): (std::path::PathBuf, Calibration)| {
         let subject = &found.subject;
         let devices = subject.devices.iter().map(|d| d.name.as_str()).collect::<Vec<_>>().join(", ");
         let engine = subject.engine.as_deref().unwrap_or("unknown engine");
-        let about = format!("{} on {engine}, {devices}; {} {}", subject.model, found.created, path.display());
+        let about = format!(
+            "{} on {engine}, {devices}; {}, {} {}",
+            subject.model,
+            found.level.name(),
+            found.created,
+            path.display()
+        );
         json!({ "name": &found.digest[..12.min(found.digest.len())], "about": about, "path": path, "calibration": found })
     };
-    all.into_iter().map(row).collect()
+    all.found.into_iter().map(row).chain(skipped).collect()
 }
 
 fn rows(rows: impl Iterator<Item = (String, String)>) -> Vec<Value> {
