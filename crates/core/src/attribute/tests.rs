@@ -305,10 +305,9 @@ fn live(exchanges: &[Exchange], weights: Weights) -> (BTreeMap<u64, Share>, Spli
                 splitter.done(f, e);
             }
         }
-        splitter
-            .settle(now.minus_nanos(100 * MS), now, view, |e| drop(shares.insert(e.key, e.share.unwrap())));
+        splitter.settle(now.minus_nanos(100 * MS), now, view, |e| shares.extend([(e.key, e.share.unwrap())]));
     }
-    splitter.finish(view, |e| drop(shares.insert(e.key, e.share.unwrap())));
+    splitter.finish(view, |e| shares.extend([(e.key, e.share.unwrap())]));
     (shares, splitter)
 }
 

@@ -1,6 +1,7 @@
 //! Energy per request among others, against a simulated engine that knows the truth.
 //!
 //! `cargo test --release -p wattle-core --test attribution -- --nocapture` prints the table of docs/method.md#attribution.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on stops")]
 
 mod ladders;
 mod rules;
