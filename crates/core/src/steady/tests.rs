@@ -110,7 +110,8 @@ fn what_never_settles_is_not_steady() {
 /// Each series has five bins that stand out only where the window begins: one more is cut in each round.
 #[test]
 fn what_is_still_cut_in_the_last_round_is_not_steady() {
-    let pulse = |j: usize| (0..200).map(|i| if (i + 4) / 5 == j + 1 { 108.0 } else { 100.0 }).collect();
+    let pulse =
+        |j: usize| (0..200_usize).map(|i| if i.div_ceil(5) == j + 1 { 108.0 } else { 100.0 }).collect();
     for (series, found) in
         [(5, Found { bins: 26..200, reached: true }), (14, Found { bins: 0..200, reached: false })]
     {

@@ -190,7 +190,8 @@ mod tests {
         let warming = |x: f64| 40.0 + 26.0 * (1.0 - (-2.0 * x).exp()) / (1.0 - (-2.0_f64).exp());
         let falling = |x: f64| 300.0 - 45.0 * x * x;
         let dropping = |x: f64| if x < 0.73 { 300.0 } else { 255.0 };
-        let shapes: [(&str, &dyn Fn(f64) -> f64, f64); 7] = [
+        type Shape<'a> = (&'a str, &'a dyn Fn(f64) -> f64, f64);
+        let shapes: [Shape<'_>; 7] = [
             ("warming", &warming, 0.0),
             ("warming", &warming, 1.0),
             ("falling", &falling, 0.0),
