@@ -111,7 +111,7 @@ fn what_never_settles_is_not_steady() {
 #[test]
 fn what_is_still_cut_in_the_last_round_is_not_steady() {
     let pulse =
-        |j: usize| (0..200).map(|i| if usize::div_ceil(i, 5) == j + 1 { 108.0 } else { 100.0 }).collect();
+        |j: usize| (0..200_usize).map(|i| if i.div_ceil(5) == j + 1 { 108.0 } else { 100.0 }).collect();
     for (series, found) in
         [(5, Found { bins: 26..200, reached: true }), (14, Found { bins: 0..200, reached: false })]
     {
