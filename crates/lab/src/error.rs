@@ -66,7 +66,7 @@ pub enum LabError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The user stopped it before there was anything to save.
-    #[error("stopped before anything was measured")]
+    #[error("stopped before there was anything to keep")]
     Stopped(StopCause),
     /// The user stopped it and had no time for its files.
     #[error("stopped at once; what had finished is kept, see it with \"wattle report {}\"", .run.display())]

@@ -357,7 +357,13 @@ fn next(summary: &Summary) -> String {
 
 /// A paragraph that fits the screen, indented after its first line.
 pub(crate) fn wrapped(text: &str) -> String {
-    filled(text.split_whitespace())
+    // A call to make stays on a line of its own, so that it can be copied.
+    match text.rsplit_once(": wattle ") {
+        Some((before, call)) => {
+            format!("{}  wattle {call}\n", filled(format!("{before}:").split_whitespace()))
+        }
+        None => filled(text.split_whitespace()),
+    }
 }
 
 /// The same of parts that stay whole.
@@ -382,6 +388,14 @@ fn filled<'a>(parts: impl Iterator<Item = &'a str>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_call_to_make_can_be_copied() {
+        let call = format!("wattle calibrate --url {}", "x".repeat(90));
+        let text =
+            wrapped(&format!("! measure once what work costs here, which takes a minute or two: {call}"));
+        assert!(text.lines().any(|line| line.trim() == call), "{text}");
+    }
 
     #[test]
     fn parts_stay_whole() {
