@@ -218,7 +218,7 @@ fn a_request_that_is_refused_once_loses_no_calibration_and_doubts_are_kept() {
     assert!(told.contains("slowed down by heat"), "{told}");
     let shown = String::from_utf8(out.stdout).unwrap();
     assert!(
-        shown.contains("use it with --calibration here.json") && !shown.contains("from now on"),
+        shown.contains("use it with --calibration ./here.json") && !shown.contains("from now on"),
         "{shown}"
     );
     let kept = read(&world.bench.path().join("here.json"));
