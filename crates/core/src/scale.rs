@@ -174,6 +174,14 @@ fn steps(low: f64, high: f64) -> Vec<f64> {
     all.filter(|s| (low * (1.0 - 1e-9)..=high * (1.0 + 1e-9)).contains(s)).collect()
 }
 
+/// Text of at most so many letters; what is left out shows.
+pub fn short(text: &str, most: usize) -> String {
+    match text.chars().count() > most {
+        true => text.chars().take(most.saturating_sub(1)).chain(['…']).collect(),
+        false => text.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,7 +15,7 @@ const PATIENCE_NS: u64 = 60_000_000_000;
 const LONGEST_HOLD_NS: u64 = 2_000_000_000;
 /// Reasons for which hardware holds its clocks down that a user should hear of: slowdown by hardware, by heat (software,
 /// hardware), by the power supply. Bits of `nvmlClocksEventReasons`. A power cap is how boards work under load.
-const HELD_DOWN: u64 = 0x08 | 0x20 | 0x40 | 0x80;
+pub const HELD_DOWN: u64 = 0x08 | 0x20 | 0x40 | 0x80;
 
 /// Takes in readings of one session in order.
 pub struct Survey {

@@ -9,7 +9,7 @@ use wattle_core::baseline::{Baseline, When};
 use wattle_core::event::Event;
 use wattle_core::metrics::WHOLE;
 use wattle_core::sensor::{DeviceKind, Panel, Quantity, Reading, Sensor, SensorId};
-use wattle_core::timeline::{Anomalies, Timeline};
+use wattle_core::timeline::Timeline;
 use wattle_core::{Estimate, Seconds, Span, Stamp, Warning, Watts};
 use wattle_meter::{Meter, clock};
 use wattle_store::{LogWriter, ReadingsWriter, RunDir};
@@ -267,7 +267,7 @@ impl Books {
             if sensor.energy_method().is_none() {
                 (anomalies.stalls, anomalies.resets) = (0, 0);
             }
-            if let Some(what) = describe(&anomalies) {
+            if let Some(what) = anomalies.text() {
                 let device = format!("{}/{}", sensor.source, sensor.device.id);
                 troubled.entry(device).or_default().push((sensor.name.clone(), what));
             }
@@ -338,18 +338,4 @@ impl Metered {
         (seconds >= FOREIGN_SECONDS)
             .then(|| (last.machine - first.machine - (last.own - first.own)) / seconds)
     }
-}
-
-fn describe(a: &Anomalies) -> Option<String> {
-    // A wrap is followed correctly and is nobody's worry.
-    let kinds = [
-        (a.failed, "failed reads"),
-        (a.stalls, "times stuck for more than two seconds"),
-        (a.resets, "resets or impossible jumps (left out of the energy)"),
-        (a.nonsense, "readings that make no sense"),
-        (a.out_of_order, "readings out of order"),
-    ];
-    let seen: Vec<String> =
-        kinds.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
-    (!seen.is_empty()).then(|| seen.join(", "))
 }

@@ -1,6 +1,6 @@
 //! A curve in the terminal: one line for each value of a sweep, a bar up to its figure, and the interval as whiskers.
 
-use wattle_core::scale::{Axis, Figure, Scale};
+use wattle_core::scale::{Axis, Figure, Scale, short};
 use wattle_core::sweep::Swept;
 
 /// A label takes at most this much of a line.
@@ -66,14 +66,6 @@ fn line(axis: &Axis, figure: &Figure, cells: usize) -> String {
         _ => '─',
     };
     (0..=high).map(draw).collect()
-}
-
-/// Text that fits.
-fn short(text: &str, most: usize) -> String {
-    match text.chars().count() > most {
-        true => text.chars().take(most - 1).chain(['…']).collect(),
-        false => text.to_owned(),
-    }
 }
 
 #[cfg(test)]

@@ -189,6 +189,8 @@ fn a_server_that_takes_one_at_a_time_is_refused_before_anything_is_measured() {
     assert!(told.contains("answers one at a time") && told.contains("--max-num-seqs"), "{told}");
     assert!(!told.contains("loads in random order"), "{told}");
     assert!(std::fs::read_dir(world.calibrations()).unwrap().next().is_none(), "nothing is kept");
+    let out = world.run("calibrate", &["--quick", "--out", "/proc/x.json"]);
+    support::assert_fails(&out, 1, "cannot keep a calibration in /proc");
     let out = world.run("calibrate", &["--quick", "--max-concurrency", "1"]);
     support::assert_fails(&out, 2, "let --max-concurrency be 2 at least");
 }

@@ -37,6 +37,19 @@ impl Anomalies {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
+
+    /// What people should know of it; a wrap is followed correctly and is nobody's worry.
+    pub fn text(&self) -> Option<String> {
+        let kinds = [
+            (self.failed, "failed reads"),
+            (self.stalls, "times stuck for more than two seconds"),
+            (self.resets, "resets or impossible jumps (left out of the energy)"),
+            (self.nonsense, "readings that make no sense"),
+            (self.out_of_order, "readings out of order"),
+        ];
+        let seen = kinds.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}"));
+        Some(seen.collect::<Vec<_>>().join(", ")).filter(|text| !text.is_empty())
+    }
 }
 
 /// Mean and extremes of a gauge over a span.

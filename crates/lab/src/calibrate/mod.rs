@@ -162,8 +162,14 @@ struct Work<'a> {
 /// What came of a load.
 enum Load {
     Weighed(Cell),
-    /// It is of no use, and may be the next time: why, and how long to wait.
-    Aside(String, Option<Duration>),
+    /// It is of no use, and may be the next time: why, what to do if it is not, and how long to wait.
+    Aside(Trouble, Option<Duration>),
+}
+
+/// What keeps a load from being measured, and the way out.
+struct Trouble {
+    why: String,
+    way_out: &'static str,
 }
 
 /// One request that has ended.
@@ -275,7 +281,7 @@ impl Work<'_> {
     async fn check_alone(&self) -> Result<(), LabError> {
         match self.others().await {
             0.0 => Ok(()),
-            others => Err(gave_up(&works_for(others))),
+            others => Err(works_for(others).into()),
         }
     }
 
@@ -332,13 +338,13 @@ impl Work<'_> {
                     cells.push(cell);
                     watch(Step::Load { done: cells.len() as u64 });
                 }
-                Load::Aside(why, wait) => {
+                Load::Aside(trouble, wait) => {
                     in_a_row += 1;
                     if tries >= TRIES || in_a_row >= IN_A_ROW {
-                        return Err(gave_up(&why));
+                        return Err(trouble.into());
                     }
                     let wait = wait.unwrap_or(WAIT * in_a_row).min(LONGEST_WAIT);
-                    watch(Step::Again { why });
+                    watch(Step::Again { why: trouble.why });
                     scales.pump_while(tokio::time::sleep(wait)).await?;
                     ahead.push_back((number, tries + 1));
                 }
@@ -375,9 +381,11 @@ impl Work<'_> {
                         rung.batch,
                         rung.prompt
                     );
+                    let way_out = "see what the server says, or lower --max-concurrency";
+                    let trouble = Trouble { why, way_out };
                     return match answered.verdict {
-                        Verdict::Again(wait) => Ok(Load::Aside(why, wait)),
-                        Verdict::Final => Err(gave_up(&why)),
+                        Verdict::Again(wait) => Ok(Load::Aside(trouble, wait)),
+                        Verdict::Final => Err(trouble.into()),
                     };
                 }
                 landed.push((answered.bytes, answered.exchange));
@@ -402,19 +410,17 @@ impl Work<'_> {
     }
 }
 
-fn works_for(others: f64) -> String {
-    format!(
+fn works_for(others: f64) -> Trouble {
+    let why = format!(
         "the server works for somebody else ({others} requests), whose energy could not be told from ours"
-    )
+    );
+    Trouble { why, way_out: "wait until they have ended, or keep them away, and calibrate again" }
 }
 
-/// What failed, and the way out.
-fn gave_up(why: &str) -> LabError {
-    let way_out = match why.starts_with("the server works") {
-        true => "wait until they have ended, or keep them away, and calibrate again",
-        false => "see what the server says, or lower --max-concurrency",
-    };
-    LabError::Calibrate(format!("{why}; {way_out}"))
+impl From<Trouble> for LabError {
+    fn from(Trouble { why, way_out }: Trouble) -> Self {
+        LabError::Calibrate(format!("{why}; {way_out}"))
+    }
 }
 
 impl Asking<'_> {

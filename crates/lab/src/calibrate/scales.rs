@@ -11,7 +11,7 @@ use wattle_core::cost::{Weights, Work};
 use wattle_core::metrics::WHOLE;
 use wattle_core::qualify::Qualifier;
 use wattle_core::sensor::{DeviceKind, Panel, Quantity, Reading, Sensor, SensorId};
-use wattle_core::timeline::Anomalies;
+use wattle_core::survey::HELD_DOWN;
 use wattle_core::{Estimate, Exchange, Seconds, Span, Stamp, Timeline, Warning, Watts};
 use wattle_meter::{Meter, clock};
 
@@ -19,9 +19,7 @@ use wattle_meter::{Meter, clock};
 const PERIODS: f64 = 8.0;
 /// Of a sensor that did not change while it was looked at: boards have up to so much (docs/method.md#qualification).
 const UNKNOWN_PERIOD: f64 = 0.5;
-/// Reasons for which hardware holds its clocks down that are worth a word: as in [`wattle_core::survey`].
-const HELD_DOWN: u64 = 0x08 | 0x20 | 0x40 | 0x80;
-/// A device that was held down for less of the time is not.
+/// A device that was held down for less of the time is not worth a word.
 const LEAST_HELD_DOWN: f64 = 0.01;
 /// Rest around a load, in periods: its edges lie in ticks that hold nothing but rest.
 const REST: f64 = 1.3;
@@ -236,7 +234,7 @@ impl Scales {
             }
             let id = SensorId(index);
             if self.panel.sensors.contains(&id)
-                && let Some(what) = troubles(&self.timeline.anomalies(id))
+                && let Some(what) = self.timeline.anomalies(id).text()
             {
                 doubts.push(Warning::Sensor { sensor: sensor.name.clone(), what });
             }
@@ -289,19 +287,6 @@ fn unseen() -> LabError {
 /// Seconds between changes of the slowest of these. One that averages over longer is as slow as that.
 fn slowest<'a>(sensors: impl Iterator<Item = (&'a Sensor, Option<f64>)>) -> f64 {
     sensors.map(|(s, seen)| seen.unwrap_or(UNKNOWN_PERIOD).max(s.averaged_s)).fold(0.0, f64::max)
-}
-
-/// What a sensor of energy did that it should not have done.
-fn troubles(seen: &Anomalies) -> Option<String> {
-    let kinds = [
-        (seen.failed, "failed reads"),
-        (seen.stalls, "times stuck for more than two seconds"),
-        (seen.resets, "resets or impossible jumps"),
-        (seen.nonsense, "readings that make no sense"),
-        (seen.out_of_order, "readings out of order"),
-    ];
-    let all: Vec<String> = kinds.iter().filter(|k| k.0 > 0).map(|(n, what)| format!("{n} {what}")).collect();
-    (!all.is_empty()).then(|| all.join(", "))
 }
 
 #[cfg(test)]

@@ -159,9 +159,11 @@ pub(crate) fn command(spec: &Spec, model: &str) -> String {
 /// Whether there will be a place for the result, which is better known before than after.
 pub(super) fn check(out: Option<&Path>) -> Result<(), LabError> {
     let folder = place(out)?.0;
-    std::fs::create_dir_all(&folder).map_err(|e| {
+    let probe = folder.join(format!(".wattle-{}", std::process::id()));
+    let written = std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&probe, ""));
+    written.and_then(|()| std::fs::remove_file(&probe)).map_err(|e| {
         LabError::Calibrate(format!(
-            "cannot make the folder {}: {e}; name another with --out or {VARIABLE}",
+            "cannot keep a calibration in {}: {e}; name another folder with --out or {VARIABLE}",
             folder.display()
         ))
     })

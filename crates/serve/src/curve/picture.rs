@@ -5,7 +5,7 @@ use crate::report::text;
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
 use plotters::prelude::*;
 use std::ops::Range;
-use wattle_core::scale::{Axis, Figure, Scale};
+use wattle_core::scale::{Axis, Figure, Scale, short};
 use wattle_core::units::si;
 
 const WIDTH: u32 = 760;
@@ -263,13 +263,6 @@ fn tick(value: f64, unit: &str) -> String {
     match number.contains('.') {
         true => format!("{}{unit}", number.trim_end_matches('0').trim_end_matches('.')),
         false => whole,
-    }
-}
-
-fn short(text: &str, most: usize) -> String {
-    match text.chars().count() > most {
-        true => text.chars().take(most - 1).chain(['…']).collect(),
-        false => text.to_owned(),
     }
 }
 
